@@ -50,7 +50,7 @@ def shapes() -> list[tuple[int, int]]:
 
 
 def products() -> Iterator[str]:
-    """Random rows, other ones than those by which a way of computing was chosen."""
+    """Random rows, other than the ones by which a way of computing was chosen."""
     rng = torch.Generator().manual_seed(99)
     for out, width in shapes():
         x, weight = torch.randn(61, width, generator=rng), torch.randn(out, width, generator=rng) / width**0.5
@@ -104,7 +104,7 @@ def functions() -> Iterator[str]:
 
 
 def images() -> Iterator[str]:
-    """Images of models of discrete and of continuous tokens, in one batch and in others."""
+    """Images of models of discrete and of continuous tokens, in one batch and in several."""
     target = tiny.llamagen(side=4)
     drafters = {
         "tree": lambda: Eagle(tiny.eagle(target), parse("[[0],[1],[0,0],[0,1],[1,0]]")),

@@ -27,7 +27,7 @@ WAITING = ("multinomial", "record_stream", "pin_memory")
 
 @contextmanager
 def fake_cuda() -> Iterator[None]:
-    """Tensors made in this block on "cuda" are fake, and so are the events of its streams."""
+    """Tensors created in this block on "cuda" are fake, and so are the events of its streams."""
     try:
         with (
             mock.patch("torch.cuda.Event"),
@@ -44,7 +44,7 @@ def fake_cuda() -> Iterator[None]:
 
 
 def moved(network: nn.Module, dtype: torch.dtype | None = None) -> Any:
-    """The network itself, its parameters and buffers replaced with fake ones on CUDA."""
+    """The same network, with its parameters and buffers replaced by fake ones on CUDA."""
     for module in network.modules():
         for tensors in (module._parameters, module._buffers):
             for name, x in tensors.items():
@@ -55,7 +55,7 @@ def moved(network: nn.Module, dtype: torch.dtype | None = None) -> Any:
 
 
 def moved_drafter(drafter: Any) -> Any:
-    """The drafter itself, its network on fake CUDA."""
+    """The same drafter, with its network on fake CUDA."""
     for network in vars(drafter).values():
         if isinstance(network, nn.Module):
             moved(network)
@@ -75,9 +75,9 @@ def _short(what: object) -> str:
 
 
 class Lint(TorchDispatchMode):
-    """Notes in `faults` what a graph cannot hold of the steps that it records: copies and operations across devices,
-    constants brought from the host, operations that ask for data, kernels with arguments on the host. (A
-    zero-dimensional tensor on the host is an argument of a kernel by value, unless it is copied.)"""
+    """Collects in `faults` the operations of a step that a graph cannot record: copies and operations across devices,
+    constants copied from the host, operations that read data, kernels with arguments on the host. (A zero-dimensional
+    tensor on the host is passed to a kernel by value, unless it is copied.)"""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Lint(TorchDispatchMode):
                 self.on = False
 
     def start(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-        """Instead of `launch.start`."""
+        """Replaces `launch.start`."""
         if not self.on:
             return
         self.operations += 1

@@ -1,4 +1,4 @@
-"""Metrics without networks, whose weights a test puts there or takes away."""
+"""Metrics without networks; tests add and remove their weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specbench.storage import origin
 
 
 class Light(base.Metric):
-    """The mean of a picture, moved by the metric's name, its weights and its reference."""
+    """The mean of a picture, shifted by the metric's name, its weights and its reference."""
 
     def __init__(self, name: str, context: base.ScoringContext, weights: dict[str, str]) -> None:
         super().__init__(context, {})
@@ -55,7 +55,7 @@ real_columns = parameters.metric_columns
 
 @pytest.fixture
 def light_metrics(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Metric -> version of its weights, of those that are here."""
+    """The metrics whose weights exist -> the version of the weights."""
     here = dict.fromkeys(("fid", "fid_clean", "clip_b16", "clip_b32", "image_reward", "kid"), "1")
     monkeypatch.setattr(metrics, "metric", lambda name, context: Light(name, context, here))
     monkeypatch.setattr(sheet, "save", lambda path, *_: path.touch())

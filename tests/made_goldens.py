@@ -1,5 +1,5 @@
-"""Goldens of other sizes than the shared ones, in their format: computed here with plain matrix products, no module of
-the package, and argmax in place of draws."""
+"""Goldens of other sizes than the shared ones, in their format: computed here with plain matrix products, without
+modules of the package, and with argmax instead of draws."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Config = dict[str, Any]
 
 
 def write(folder: Path, name: str, c: Config, t: Tensors) -> Path:
-    """-> the path of the .json."""
+    """Writes a golden and returns the path of its .json."""
     save_file({key: x.contiguous().clone() for key, x in t.items()}, folder / f"{name}.safetensors")
     content = {"name": name, "config": c, "suggested_atol": 1e-4, "suggested_rtol": 1e-4}
     (folder / f"{name}.json").write_text(json.dumps(content))
@@ -73,7 +73,7 @@ def rotated(x: Tensor, base: float) -> Tensor:
 
 
 def states(w: Tensors, c: Config, ids: Tensor) -> list[Tensor]:
-    """Of a whole sequence of ids (n,): the embeddings, then every layer's output (n, dim), the last one normed."""
+    """The embeddings of a whole sequence of ids (n,), then every layer's output (n, dim), the last one normed."""
     x, n, dim = w["model.embed_tokens.weight"][ids], len(ids), c["head_dim"]
     each = c["num_attention_heads"] // c["num_key_value_heads"]
     layers = [x]
@@ -130,7 +130,7 @@ def guided(cond: Tensor, uncond: Tensor, scale: float) -> Tensor:
 
 
 def padded(rows: list[list[int]], pad: int = 1) -> tuple[Tensor, Tensor]:
-    """On the left -> ids, mask, both (rows, longest) int64."""
+    """Pads on the left -> ids and mask, both (rows, longest) int64."""
     width = max(map(len, rows))
     ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
     return ids, torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
@@ -140,7 +140,7 @@ PROMPTS, NEGATIVE, STEPS = [[9, 33, 21, 60, 61, 62], [9, 17, 60, 61, 62]], [8, 6
 
 
 def language(folder: Path, name: str, **more: Any) -> Path:
-    """A batch of two prompts of different lengths, of Chameleon's or Emu3's kind."""
+    """A batch of two prompts of different lengths, for a model like Chameleon or Emu3."""
     c = sizes(cfg_scale=2.5, **more)
     w = parameters(c)
     ids, mask = padded([*PROMPTS, *[NEGATIVE] * 2])
@@ -175,7 +175,7 @@ def streams(w: Tensors, c: Config, rows: tuple[list[int], list[int]], image: lis
 
 
 def of_steps(w: Tensors, c: Config, rows: tuple[list[int], list[int]], tokens: list[int]) -> Tensors:
-    """What a golden of one image has of its first tokens."""
+    """The outputs of a golden of one image for its first tokens."""
     whole, hidden = states(w, c, torch.tensor([*rows[0], *tokens])), streams(w, c, rows, tokens)
     cond, uncond = (logits(w, x) for x in hidden)
     t = named(w) | {"in/prompt": torch.tensor([rows[0]]), "in/step_tokens": torch.tensor([tokens])}
@@ -241,7 +241,7 @@ IDS = {"start": 3, "end": 4, "newline": 5, "img0": 40, "img1": 79, "size0": 10, 
 
 
 def filtered(scores: Tensor, place: int, columns: int, rows: int, top_k: int, sigma: float | None) -> Tensor:
-    """Scores (V,) of a place of an image of Lumina-mGPT 2 after its grammar and filters."""
+    """Scores (V,) at a position of an image of Lumina-mGPT 2 after its grammar and filters."""
     allowed = torch.zeros_like(scores, dtype=torch.bool)
     if place == rows * (columns + 1):
         allowed[IDS["end"]] = True
@@ -258,7 +258,7 @@ def filtered(scores: Tensor, place: int, columns: int, rows: int, top_k: int, si
 
 
 def lumina2(folder: Path, scale: float) -> Path:
-    """A greedy image of 8 x 4 latents, whose guidance falls to 4 while it runs, unless it begins there."""
+    """A greedy image of 8 x 4 latents; its guidance falls to 4 while it runs, unless it begins at 4."""
     c = sizes(
         latent_grid=[8, 4], grid_units=[2, 1], ids=IDS, cfg_scale=scale, image_top_k=11, generated=41, **normed(2)
     )
@@ -362,7 +362,7 @@ def eagle(folder: Path, name: str) -> Path:
     rows = [(ids[i, 1 + 4 * (i > 1) :], hidden[i, 4 * (i > 1) :]) for i in range(4)]
 
     def outputs() -> list[Tensor]:
-        """Of all entries of each row: one more layer's worth of `states`, on what the joined inputs give."""
+        """For all entries of each row: one more layer of `states`, on the projected joint inputs."""
         outputs = []
         for tokens, hidden in rows:
             x = torch.cat([w["model.embed_tokens.weight"][tokens], hidden], -1) @ fc.T + bias
@@ -391,7 +391,7 @@ def eagle(folder: Path, name: str) -> Path:
 
 
 def unnormed(w: Tensors, c: Config, ids: Tensor) -> Tensor:
-    """The last layer's output before the final norm: with one layer more that adds nothing."""
+    """The last layer's output before the final norm, computed with one more layer that adds nothing."""
     n = c["num_hidden_layers"]
     zero = {name.replace("layers.0.", f"layers.{n}."): 0 * x for name, x in w.items() if "layers.0." in name}
     return states(w | zero, c | {"num_hidden_layers": n + 1}, ids)[n]

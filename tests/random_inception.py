@@ -22,7 +22,7 @@ def network() -> nn.Module:
 
 
 def write(folder: Path) -> str:
-    """Puts weights into a folder of evaluators' weights, and returns the file's SHA-256."""
+    """Writes the weights into a folder of evaluators' weights, and returns the file's SHA-256."""
     path = folder / "inception" / inception.FILES[0]
     path.parent.mkdir(parents=True)
     torch.save(network().state_dict(), path)

@@ -1,5 +1,5 @@
-"""Servers on the loopback in a thread of the test; and one with OpenAI's images interface, with what vLLM-Omni adds to
-it, and with SGLang's `/generate` of GLM-Image's AR stage. It can misbehave."""
+"""Servers on the loopback, in a thread of the test; one has OpenAI's images interface, vLLM-Omni's additions to it, and
+SGLang's `/generate` of GLM-Image's AR stage. It can fail on request."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ class Answers(BaseHTTPRequestHandler):
 
 
 def noise(*key: object) -> np.random.Generator:
-    """A generator that depends on a key alone."""
+    """A generator that depends only on a key."""
     return np.random.default_rng(int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8]))
 
 
 def png(fields: dict[str, Any]) -> bytes:
-    """An image that depends on the prompt and the seed alone."""
+    """An image that depends only on the prompt and the seed."""
     pixels = noise(fields["prompt"], fields.get("seed")).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
     content = io.BytesIO()
     Image.fromarray(pixels).save(content, "PNG")
@@ -160,7 +160,7 @@ class Handler(Answers):
         return True
 
     def drip(self, seconds: float) -> bool:
-        """Sends a byte now and then, for ever, as far as a client can tell."""
+        """Sends a byte now and then, without end from the client's view."""
         self.send_response(200)
         self.end_headers()
         end = time.monotonic() + seconds

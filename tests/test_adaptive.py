@@ -21,9 +21,9 @@ from specbench.errors import UsageError
 
 
 def test_a_likely_acceptance_gives_a_chain_and_an_unlikely_one_siblings() -> None:
-    """At 0.6 a second sibling is accepted with 0.4 x 0.3 = 0.12, a child with 0.36, its child with 0.216; at 0.3 the
-    second with 0.7 x 0.15 = 0.105, a third with 0.7 x 0.85 x 0.1 = 0.0595, and a child with 0.09; at 0.1 with 0.045,
-    0.0285 and 0.01."""
+    """At 0.6 a second sibling is accepted with 0.4 x 0.3 = 0.12, a child with 0.36, its child with 0.216. At 0.3 the
+    second sibling is accepted with 0.7 x 0.15 = 0.105, a third with 0.7 x 0.85 x 0.1 = 0.0595, and a child with 0.09.
+    At 0.1 these are 0.045, 0.0285 and 0.01."""
     assert best_paths(0.6, 4, 3, 3) == [(0,), (0, 0), (0, 0, 0), (1,)]
     assert best_paths(0.6, 3, 2, 3) == [(0,), (0, 0), (1,)]
     assert best_paths(0.3, 4, 3, 3) == [(0,), (1,), (0, 0), (2,)]
@@ -32,7 +32,7 @@ def test_a_likely_acceptance_gives_a_chain_and_an_unlikely_one_siblings() -> Non
 
 
 def trees(nodes: int, depth: int, width: int) -> Iterator[frozenset[Path]]:
-    """Every tree of so many nodes whose siblings are numbered without a gap."""
+    """Every tree with `nodes` nodes whose siblings are numbered without a gap."""
     shapes = {frozenset[Path]()}
     for _ in range(nodes):
         grown = set()
@@ -46,8 +46,8 @@ def trees(nodes: int, depth: int, width: int) -> Iterator[frozenset[Path]]:
 
 @pytest.mark.parametrize("acceptance", [0.05, 0.35, 0.5, 0.75, 0.95])
 def test_no_other_tree_has_more_tokens_accepted(acceptance: float) -> None:
-    """A node's token is emitted where its path is: a candidate is accepted with a / (rank + 1), and tried after its
-    elder siblings were rejected."""
+    """A node's token is emitted if its path is emitted. A candidate is tried after its earlier siblings were rejected,
+    and is accepted with a / (rank + 1)."""
 
     def accepted(paths: Any) -> float:
         total = 0.0
@@ -65,8 +65,8 @@ def test_no_other_tree_has_more_tokens_accepted(acceptance: float) -> None:
 
 
 def test_the_acceptance_ahead_is_that_of_the_left_and_the_upper_neighbour() -> None:
-    """In rows of three: at the beginning of an image no neighbour is known, in the first row the left one, at the
-    beginning of a row the upper one; the mean of the image so far counts as much."""
+    """In rows of three: the first token has no neighbour, the other tokens of the first row only the left one, the
+    first token of a later row only the upper one. The mean of the image so far has the same weight as a neighbour."""
     rates = torch.tensor([0.9, 0.2, 0.4, 0.1, 0.6, 0.3]).expand(5, -1)
     ahead = Acceptances(rates, 3).ahead(torch.tensor([0, 2, 3, 4, 5]))
     near, so_far = (0.2, 0.9, (0.1 + 0.2) / 2, (0.6 + 0.4) / 2), (1.1 / 2, 1.5 / 3, 1.6 / 4, 2.2 / 5)
@@ -91,8 +91,9 @@ def test_the_rates_along_an_accepted_path() -> None:
 
 
 def test_a_row_drafts_what_a_static_tree_of_its_shape_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three rows with three shapes in one batch, against EAGLE-1 with each of the trees. At random weights equal random
-    numbers give equal tokens, unless a rounding decides. A shape is chosen by the acceptance at the next position."""
+    """Three rows with three shapes in one batch, against EAGLE-1 with each of the trees. With random weights, equal
+    random numbers give equal tokens, unless a rounding decides. A shape is chosen by the acceptance at the next
+    position."""
     target = tiny.llamagen(side=4)
     head, conditioning, sampling = tiny.eagle(target), tiny.prompts(3), Sampling(cfg_scale=2.0)
     history, count, chosen = torch.randint(5, (3, 30)), torch.tensor([3, 1, 6]), [1, 5, 8]
@@ -121,7 +122,7 @@ def test_a_row_drafts_what_a_static_tree_of_its_shape_drafts(monkeypatch: pytest
 
 @pytest.mark.parametrize("words", ["nodes=4 depth=3 width=3", "nodes=5 depth=2 width=4 verification=traversal"])
 def test_it_is_lossless(words: str) -> None:
-    """With more siblings than tokens in the second case; the shapes differ from row to row."""
+    """The second case has more siblings than tokens; the shapes differ from row to row."""
     assert tiny.verdict(f"method=eagle_adaptive {words}", built_in("v3t5"), 3000, margin=1) == "lossless"
 
 

@@ -1,5 +1,5 @@
-"""A part that is added to the tree as the docs say, one module and one YAML file or one YAML file alone, is known to
-every command; no other file is touched."""
+"""A part that is added to the tree as the docs say (one module and one YAML file, or one YAML file alone) is known to
+every command. No other file is changed."""
 
 from __future__ import annotations
 
@@ -116,15 +116,15 @@ LINES = [
 
 
 def row_of(file: Path) -> dict[str, str]:
-    """The only row of a file, read without specbench, which does not know its parts."""
+    """The only row of a file. It is read without specbench, which does not know its parts."""
     with file.open() as f:
         [row] = csv.DictReader(f)
     return row
 
 
 def test_added_parts_are_known_to_every_command(tmp_path: Path) -> None:
-    """Parameters may have any names: a drafter with gamma and a rule with criterion were taken for parts of models of
-    vectors."""
+    """Parameters may have any names. A drafter with gamma and a rule with criterion used to be taken for parts of
+    models of vectors."""
     copy_package(tmp_path)
     for name, text in FILES.items():
         assert not (tmp_path / name).exists()
@@ -153,7 +153,7 @@ def test_added_parts_are_known_to_every_command(tmp_path: Path) -> None:
 
 
 def test_every_choice_declares_its_parameters() -> None:
-    """In its own file, or in one that it builds on; and each has its value there."""
+    """Declared in its own file, or in a file that it builds on, and with a value there."""
     for group in parameters.PARAMETER_GROUPS:
         common = parameters.declarations("", "config")
         for name in parameters.choices(group):

@@ -1,4 +1,4 @@
-"""The Python interface: results, errors and arguments. The notebook decodes with it for real."""
+"""The Python interface: results, errors and arguments. The notebook decodes with it on a real model."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_an_audit_gives_its_rows_and_its_verdict() -> None:
 
 
 def test_the_page_shows_what_works(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The blocks of docs/api.md, one after the other, with a pipeline without a model."""
+    """The blocks of docs/api.md run one after the other, with a pipeline without a model."""
     monkeypatch.setattr(pipeline, "load_model", lambda cfg: ("cpu", None))
     monkeypatch.setattr(LoadedModel, "_built", lambda self, cfg: FakePipeline(cfg))
     page = (ROOT / "docs/api.md").read_text(encoding="utf-8")

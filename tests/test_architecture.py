@@ -104,7 +104,7 @@ def test_there_are_few_arrows() -> None:
 
 
 def test_the_schema_and_the_trees_have_the_same_bounds() -> None:
-    """Two layers that may not import each other."""
+    """The two layers must not import each other, so both have the numbers."""
     assert (DRAFT, DEEP) == (trees.DRAFT, trees.DEEP)
 
 
@@ -124,7 +124,7 @@ def test_no_function_of_the_centre_is_long_or_has_many_arguments(part: str) -> N
 
 
 def test_the_centre_is_small() -> None:
-    """What every run goes through: how it is configured, done and started."""
+    """The code that every run uses: configuration, execution and the command line."""
     paths = [path for name, path in FILES.items() if package(name) in ("harness", "config", "cli")]
     assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths) <= 8500
 

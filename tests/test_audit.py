@@ -96,8 +96,8 @@ def test_chi_square_is_scipys_and_pools_what_is_rare() -> None:
 
 
 def test_p_values_are_uniform_under_the_true_distribution() -> None:
-    """Most cells of 4,096 expect fewer than 5 of 8,000 samples. Of 300 tests 3 fall below 0.01 by chance; more than 12
-    would in 3 of 100,000 repetitions (binomial)."""
+    """Most of the 4,096 cells expect fewer than 5 of 8,000 samples. Of 300 tests, 3 are below 0.01 by chance; more than
+    12 would occur in 3 of 100,000 repetitions (binomial)."""
     probs = sequence_probs(random_tables(4, 6, seed=5))
     probs /= probs.sum()
     below = sum(statistics.chi_square(drawn(probs, 8000, seed), probs) < 0.01 for seed in range(300))
@@ -124,7 +124,7 @@ def test_a_lower_bound_is_rarely_above_the_truth() -> None:
 
 @pytest.mark.parametrize("far", [0.0, 0.4])
 def test_the_interval_holds_the_true_variation(far: float) -> None:
-    """In 200 repetitions an interval of 95 % misses 10 times; more than 24 would be a chance of 1 in 10,000."""
+    """In 200 repetitions an interval of 95 % misses 10 times; more than 24 misses have a chance of 1 in 10,000."""
     probs = sequence_probs(random_tables(4, 3, seed=1))
     probs /= probs.sum()
     other = (1 - far) * probs + far * probs.flip(0)
@@ -163,7 +163,7 @@ def test_a_built_in_model_is_a_fair_test() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_verdict(name: str) -> None:
-    """Exact methods are called lossy once in 10,000 seeds; the seed is fixed, so no accident happens here."""
+    """The audit calls an exact method lossy once in 10,000 seeds; the seed is fixed."""
     model = built_in("v3t5")
     method = method_of(METHODS[name], model)
     row = measure(method, model, 15_000, margin=0.1)
@@ -250,7 +250,7 @@ def test_a_node_has_no_more_candidates_than_there_are_tokens() -> None:
 
 @pytest.mark.parametrize("name", ["sd", "sjd"])
 def test_the_parts_of_a_chain_are_counted_step_by_step(name: str) -> None:
-    """Against a plain count over the trace. A window of H is refilled by as many tokens as the step before accepted."""
+    """Against a plain count over the trace. A window is refilled with as many tokens as the step before accepted."""
     model, height, seen = built_in("v3t5"), 3, Exercised()
     method = method_of(METHODS[name], model)
     out = decode(replace(method.config, observer=seen), None, RandomStreams([(0, i) for i in range(300)]))
@@ -314,7 +314,7 @@ def test_what_was_never_at_work_is_not_called_lossless() -> None:
 
 
 def test_a_small_p_value_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With new sequences, and the first ones as ever."""
+    """The second stage has new sequences; the first ones do not change."""
     model, pair = built_in("v3t5"), densities.built_in("d1t4")
     cspd = densities.assemble(configuration.compose(["method=cspd", "gamma=1", "model=mar_b", "weights=random"]))
     measures = (
@@ -338,8 +338,8 @@ def test_a_small_p_value_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_two_stages_refute_hardly_more_often_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """p-values of a lossless method are uniform. With a level of 0.05 and a doubt of 0.3 two stages refute at most
-    0.05 * 1.3 = 0.065; of 20,000 audits a share of 0.072 is four standard errors more."""
+    """p-values of a lossless method are uniform. With a level of 0.05 and a doubt of 0.3, two stages refute at most a
+    share of 0.05 * 1.3 = 0.065; a share of 0.072 of 20,000 audits is four standard errors more."""
     monkeypatch.setattr(verdicts, "LEVEL", 0.05)
     monkeypatch.setattr(verdicts, "DOUBT", 0.3)
     rng, ranges = np.random.default_rng(0), []
@@ -374,8 +374,8 @@ RULES: dict[str, Callable[[int], rules.Rule]] = {
 
 
 class Enumeration:
-    """Every way in which chains of `window` drafts can make a sequence, followed one by one: the distribution of the
-    sequences, E[min(tau, T) + 1] of the first round, and Eq. 8's terms of every round."""
+    """All ways in which chains of `window` drafts can make a sequence: the distribution of the sequences, E[min(tau, T)
+    + 1] of the first round, and Eq. 8's terms of every round."""
 
     def __init__(self, p, q, rule, window):
         self.p, self.q, self.rule, self.window = p, q, rule, window
@@ -385,7 +385,7 @@ class Enumeration:
         self._follow(0, 0, 1, 1.0)
 
     def _follow(self, t, code, depth, chance):
-        """From the sequence of t tokens with this code (base vocab) on, which has this chance."""
+        """Follow the sequence of t tokens with this code (base vocab) and this probability."""
         if chance == 0:
             return
         if t == self.length:
@@ -397,19 +397,19 @@ class Enumeration:
                 self._follow(t + 1, after_this + x, 1, chance * float(p[x]))
             return
         level = torch.tensor(depth)
-        made = torch.zeros(self.vocab)
+        emitted = torch.zeros(self.vocab)
         for x in range(self.vocab):
             token = torch.tensor(x)
             keep = float(self.rule.accept(p, q, token, level))
             after = p if self.rule.deterministic else self.rule.residual(p, q, token, level)
-            made[x] += q[x] * keep
-            made += q[x] * (1 - keep) * after
+            emitted[x] += q[x] * keep
+            emitted += q[x] * (1 - keep) * after
             if depth == t + 1:
                 self.expected += chance * float(q[x]) * keep
             self._follow(t + 1, after_this + x, depth + 1, chance * float(q[x]) * keep)
             for y in range(self.vocab):
                 self._follow(t + 1, after_this + y, 1, chance * float(q[x]) * (1 - keep) * float(after[y]))
-        self.bound += chance * 0.5 * float((made - p).abs().sum())
+        self.bound += chance * 0.5 * float((emitted - p).abs().sum())
 
 
 def test_the_bound_of_a_sequence_against_enumeration() -> None:
@@ -431,7 +431,7 @@ def test_the_bound_of_a_sequence_against_enumeration() -> None:
 
 
 def test_the_first_rounds_bound_is_none_of_a_sequence() -> None:
-    """Why the rounds are summed: Eq. 8 alone is exceeded by the sequence as a whole."""
+    """Why the rounds are summed: the sequence as a whole exceeds Eq. 8 for one round."""
     p = random_tables(3, 6, seed=1, sharpness=1.5)
     q = random_tables(3, 6, seed=2, sharpness=1.5, near=p, distance=0.6)
     statistics = theorem.chain_statistics(p, q, rules.uniform(1.5), 1)
@@ -440,7 +440,7 @@ def test_the_first_rounds_bound_is_none_of_a_sequence() -> None:
 
 
 def test_the_enumerated_distribution_is_the_decoded_one() -> None:
-    """A goodness of fit of the real loop to the enumerated distribution of a lossy method."""
+    """Goodness of fit of the real loop to the enumerated distribution of a lossy method."""
     model = built_in("v3t5")
     lantern = f"{SD} rule=lantern k=1 delta=0.3 bound=tvd proximity=l2 resample=paper"
     for arguments in (lantern, COOL, f"{lantern} temperature=0"):

@@ -65,7 +65,7 @@ def test_an_audit_prints_a_table_and_writes_it(call: Call, tmp_path: Path, monke
 
 
 def test_an_audit_names_what_it_audited(call: Call, tmp_path: Path) -> None:
-    """`method=cool_sd rule=exact` was printed as cool_sd, lossless."""
+    """`method=cool_sd rule=exact` used to be printed as cool_sd, lossless."""
     words = ["audit.samples=1000", "audit.model=v3t5", "audit.margin=1", "out=a.csv"]
     for choices, drafter, rule, values in (
         (["method=cool_sd", "rule=exact", "tree=mc_sim_7b_63"], "eagle_tree", "exact", "tree=mc_sim_7b_63"),
@@ -101,7 +101,7 @@ def test_tables_of_ones_own(call: Call, tmp_path: Path) -> None:
 
 
 def test_the_rows_do_not_depend_on_the_processes(call: Call, tmp_path: Path) -> None:
-    """On one core the audit of every preset took longer than it may."""
+    """The audit of every preset takes too long on one core, so it runs in several processes."""
     words = ("method=sjd", "audit.model=v3t5", "audit.samples=3000", "audit.margin=1")
     for workers in ("1", "2"):
         assert call(*words, f"audit.workers={workers}", f"out={workers}.csv")[0] == 0
@@ -231,7 +231,7 @@ def test_every_variant_has_its_row(call: Call, tmp_path: Path, monkeypatch: pyte
     assert code == 0, err
     rows = cells_of(tmp_path / "all.csv")
     by_variant = {(row["method"], row["variant"]): row for row in rows}
-    assert list(by_variant) == [(name, variant) for name in few for variant in variants.of(name)]
+    assert list(by_variant) == [(name, variant) for name in few for variant in variants.names(name)]
     assert "stored=old" in by_variant["scd", "released"]["parameters"]
     assert "window=4 " in by_variant["scd", "released"]["parameters"]
     assert "\nscd variant=exact (rule exact): lossless" in out
@@ -256,7 +256,7 @@ MISTAKES = [
     (["audit.workers=0"], "audit.workers must be an integer of at least 1 and at most 256 (got 0)"),
     (
         ["audit.device=gpu"],
-        "audit.device must be cpu (default), cuda or cuda:N; CUDA with the fused kernels of engine=triton (got 'gpu')",
+        "audit.device must be cpu (default), cuda or cuda:N; CUDA uses the fused kernels of engine=triton (got 'gpu')",
     ),
     (["audit.device=cuda:99"], "device=cuda:99 "),  # where there is no CUDA, and where there are fewer devices
     (["audit.seed=-1"], "audit.seed must be an integer of at least 0"),

@@ -31,7 +31,7 @@ SIZES = (2, 17, 4096)
 
 
 def nodes(count: int, size: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    """p, q (N, V): near and far, with zeros in either, points, and equal ones."""
+    """p, q (N, V): near and far ones, with zeros in either, point masses, and equal ones."""
     g = torch.Generator().manual_seed(size)
     p = (3 * torch.randn(count, size, generator=g)).softmax(-1)
     far = torch.rand(count, 1, generator=g) * 3
@@ -61,7 +61,7 @@ def divergence(e: Tensor, p: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_what_is_emitted_lies_in_the_band(size: int) -> None:
-    """A thousand nodes in all. That no rule of this acceptance diverges less: below."""
+    """A thousand nodes in total. A test below shows that no rule with this acceptance has a smaller divergence."""
     count = 200
     p, q = nodes(count, size)
     before = 1 - 0.5 * (p - q).abs().sum(-1)
@@ -82,7 +82,8 @@ def test_what_is_emitted_lies_in_the_band(size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_mentored_decoding_spends_its_budget(size: int) -> None:
-    """From sums over sorted tokens; the band of the same s, by bisection over the vocabulary, has the same limits."""
+    """Computed from sums over sorted tokens. The band with the same s, computed by bisection over the vocabulary, has
+    the same limits."""
     count = 64
     p, q = nodes(count, size)
     ones = torch.ones(count, dtype=torch.int64)
@@ -120,8 +121,8 @@ def test_float32_is_enough(size: int) -> None:
 
 @pytest.mark.parametrize("size", [2, 17, 256])
 def test_no_rule_is_nearer_than_the_band_of_its_acceptance(size: int) -> None:
-    """At every node: the ratio is at least 1, and 1 for the bands. Only tokens that the target can give are drafted:
-    rules by nearness accept others, at an infinite divergence."""
+    """At every node the ratio is at least 1, and it is 1 for the bands. Drafts have only tokens that the target can
+    give: rules by nearness accept others, at an infinite divergence."""
     p, q = nodes(60, size)
     q = torch.where(p > 0, q, 0.0)
     p, q = (x[q.sum(-1) > 0.01] for x in (p, q))
@@ -175,7 +176,7 @@ def enumerated(p: list[Tensor], q: list[Tensor], strength: float, decay: float, 
 
 
 def test_block_verification_emits_the_same_and_accepts_more() -> None:
-    """With the same s at all depths, and drafts that reach the end, every token has the distribution that its prefix
+    """With the same s at all depths and drafts that reach the end, every token has the distribution that its prefix
     determines."""
     p = random_tables(3, 4, seed=1, sharpness=1.5)
     q = random_tables(3, 4, seed=2, sharpness=1.5, near=p, distance=0.7)
@@ -184,9 +185,9 @@ def test_block_verification_emits_the_same_and_accepts_more() -> None:
         rule.output_distribution(a.double(), b.double(), torch.ones(len(a), dtype=torch.int64)) for a, b in zip(p, q)
     ]
     steps = []
-    for way in (TokenWise(), BlockVerification()):
+    for verification in (TokenWise(), BlockVerification()):
         drafter = TabularDrafter(q, chain_paths(4))
-        config = DecoderConfig(TabularTarget(p), drafter, rule, Sampling(), verification=way)
+        config = DecoderConfig(TabularTarget(p), drafter, rule, Sampling(), verification=verification)
         out = decode(config, None, tiny.rng(20_000))
         assert tiny.fit(codes(out.tokens, 3), sequence_probs(emitted)) > 1e-4
         assert tiny.fit(codes(out.tokens, 3), sequence_probs(p)) < 1e-6
@@ -215,18 +216,18 @@ def test_selected_siblings_are_relaxed_against_what_the_selection_proposes() -> 
 
 
 def test_selection_of_bands_agrees_with_block_and_exact() -> None:
-    """On a chain with block verification; without strength with the exact rule, bit for bit."""
+    """Equal to block verification on a chain; bit for bit equal to the exact rule at strength 0."""
     rows, size = 200, 9
     step = torch.zeros(rows, dtype=torch.int64)
 
-    def verdict(paths: str | list[tuple[int, ...]], way: Verification, rule: Rule) -> VerificationResult:
+    def verdict(paths: str | list[tuple[int, ...]], verification: Verification, rule: Rule) -> VerificationResult:
         tree, g = build(parse(paths)), torch.Generator().manual_seed(0)
         p = nodes(rows * tree.nodes, size, torch.float32)[0].view(rows, tree.nodes, size)
         q = nodes(rows * tree.inner.shape[1], size, torch.float32)[1].view(rows, -1, size)
         above = q[:, tree.slot[0, tree.parent[0]]].flatten(0, 1)
         tokens = torch.multinomial(above, 1, generator=g).view(rows, -1)
         draft = Draft(tree, tokens, q, torch.ones(rows, tree.nodes, dtype=torch.bool), replacement=True)
-        return way.verify(p, draft, rule, tiny.rng(rows), step)
+        return verification.verify(p, draft, rule, tiny.rng(rows), step)
 
     pairs = (
         (chain_paths(4), (BlockVerification(), Band(0.5, 0.5, 4)), (Selected(), Band(0.5, 0.5, 4))),
@@ -242,7 +243,8 @@ def test_selection_of_bands_agrees_with_block_and_exact() -> None:
 
 @pytest.mark.parametrize(("strength", "decay", "window"), [(0.5, 0.5, 2), (1.0, 0.0, 3), (0.3, 0.9, 1)])
 def test_sequences_are_those_of_the_enumeration(strength: float, decay: float, window: int) -> None:
-    """The audit's own enumeration; and the real loop: its counts of 8 sequences are a sample of that distribution."""
+    """Against the audit's own enumeration; and the counts of 8 sequences from the real loop are a sample of that
+    distribution."""
     p = random_tables(2, 3, seed=1, sharpness=1.5)
     q = random_tables(2, 3, seed=2, sharpness=1.5, near=p, distance=0.7)
     wanted = enumerated(p, q, strength, decay, window)

@@ -93,7 +93,7 @@ def test_a_forced_length_is_reached_with_tokens_of_the_draft(name: str) -> None:
 @pytest.mark.parametrize("name", ["tree", "eagle2", "window_tree"])
 @torch.inference_mode()
 def test_what_is_forced_is_a_path_of_the_draft(name: str) -> None:
-    """From the root down, each node the child of the one before, and its tokens."""
+    """A path from the root, each node a child of the node before, with its tokens."""
     forced, shown = ForcedLength(2.6), []
 
     def override(verdict: VerificationResult, draft: Draft, step: Tensor) -> VerificationResult:
@@ -178,7 +178,7 @@ def test_a_row_is_printed_and_kept(call: Call, tmp_path: Path) -> None:
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Engines that record: on the CPU the recorder runs the work itself. The list holds what was recorded."""
+    """Engines that record: on the CPU the recorder runs the work itself. The list has the recorded functions."""
     works: list[Any] = []
 
     def recorder(functions: Mapping[str, Action], device: torch.device) -> list[Action]:
@@ -190,13 +190,13 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_one_state_is_held_at_a_time(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keys and values of a 7B model's image take gigabytes, and three of them were held."""
-    made: list[weakref.ref[Decoding]] = []
+    """The keys and values of a 7B model's image take gigabytes, and three of them used to be in memory."""
+    references: list[weakref.ref[Decoding]] = []
     most, initial = [], Decoding.__init__
 
     def counted(self: Decoding, *args: Any, **kwargs: Any) -> None:
-        made.append(weakref.ref(self))
-        most.append(sum(reference() is not None for reference in made))
+        references.append(weakref.ref(self))
+        most.append(sum(reference() is not None for reference in references))
         initial(self, *args, **kwargs)
 
     monkeypatch.setattr(Decoding, "__init__", counted)
@@ -260,7 +260,7 @@ def test_recorded_steps_are_timed_as_a_whole(call: Call, recorded: list[Any]) ->
 
 
 def test_passes_by_number_of_nodes_are_recorded_as_steps_are(call: Call, recorded: list[Any]) -> None:
-    """Kernel by kernel the host is slower than the device, and 32 nodes would seem to cost what one costs."""
+    """Started kernel by kernel, the host is slower than the device, and 32 nodes would seem to cost as much as one."""
     words = (*SMALL, "method=vanilla", "bench.images=0")
     row = json.loads(call("bench", *words, "bench.nodes=1")[1].splitlines()[-1])
     before = len(recorded)
@@ -280,12 +280,12 @@ def test_rows_of_older_versions_stay_readable() -> None:
 
 
 def spread(median: float, width: float) -> list[float]:
-    """Twenty-one times around a median, whose middle half is `width` wide."""
+    """Twenty-one times around a median; the middle half is `width` wide."""
     return [median + width * (i / 11) for i in range(-10, 11)]
 
 
 def test_two_measurements_of_one_node_agree_within_their_noise() -> None:
-    """The committed row that did not: 3.34 ms in a step and 5.39 ms alone."""
+    """A committed row once had 3.34 ms in a step and 5.39 ms alone."""
     committed = Bases(spread(3.34e-3, 1e-4), spread(5.39e-3, 1e-4))
     assert committed.difference == pytest.approx(5.39 / 3.34 - 1)
     assert not committed.agree
@@ -305,7 +305,7 @@ def test_two_measurements_of_one_node_agree_within_their_noise() -> None:
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
-    """What passes over one node take alone, one list after the other; a pass in a step takes a second."""
+    """The times of passes over one node alone, one list after the other; a pass in a step takes a second."""
     times: list[list[float]] = []
 
     def passes(pipeline: Any, conditioning: Any, rows: int, tree: Any, *_: Any) -> list[float]:
@@ -332,7 +332,7 @@ def test_a_disturbed_benchmark_is_measured_again(call: Call, alone: list[list[fl
 
 
 def test_a_benchmark_that_never_agrees_has_no_row(call: Call, alone: list[list[float]], tmp_path: Path) -> None:
-    """The other jobs of the grid have theirs."""
+    """The other jobs of the grid have their rows."""
     alone += [BUSY] * ATTEMPTS + [QUIET]
     code, out, err = call("bench", "-m", *CHECKED, "method=vanilla,sjd", "out=mine.csv")
     assert (code, alone) == (1, [])
@@ -365,7 +365,7 @@ def test_a_grid_adds_a_row_a_job(call: Call, tmp_path: Path) -> None:
 
 
 def test_vectors_are_timed_with_their_diffusion_steps(call: Call) -> None:
-    """In any number format: in bfloat16 half as many bytes are read."""
+    """In any number format: bfloat16 reads half as many bytes."""
     words = ("model=mar_b", "reduced=true", "weights=random", "device=cpu", "method=cspd", "gamma=2")
     read = {}
     for dtype in ("float32", "bfloat16"):
@@ -403,7 +403,7 @@ def test_bad_words_cost_one_sentence(call: Call, tmp_path: Path) -> None:
 
 
 def test_the_benchmarks_of_a_gpu_are_commands_that_there_are(tmp_path: Path) -> None:
-    """scripts/bench_gpu.sh, with a command instead of specbench that only notes its arguments."""
+    """scripts/bench_gpu.sh, with a command instead of specbench that only writes down its arguments."""
     noted = tmp_path / "noted"
     command = tmp_path / "specbench"
     command.write_text(f'#!/bin/sh\necho "$@" >> {noted}\n')
@@ -428,7 +428,7 @@ def test_the_benchmarks_of_a_gpu_are_commands_that_there_are(tmp_path: Path) -> 
 
 
 def test_a_numbered_device_becomes_the_current_one(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streams, events, recordings and Triton's kernels are made on the current device."""
+    """Streams, events, recordings and Triton's kernels are created on the current device."""
     chosen: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -464,8 +464,8 @@ def test_fused_kernels_take_the_tiles_of_this_device(monkeypatch: pytest.MonkeyP
 
 
 def test_tiles_are_tuned_for_the_passes_of_a_method() -> None:
-    """Of a tree with two, three and one nodes by level, of seven in all, and of the numbers of nodes that are asked
-    for, over two sequences."""
+    """For a tree with two, three and one nodes per level, for all seven nodes, and for the requested numbers of nodes,
+    each over two sequences."""
     tuned: list[Any] = []
     kernels = SimpleNamespace(tune=lambda *arguments: tuned.append(arguments))
     drafter, target = (
@@ -485,7 +485,8 @@ def test_tiles_are_tuned_for_the_passes_of_a_method() -> None:
 
 
 def test_passes_are_timed_apart_from_what_is_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of a chain of 4 has the target's pass and the drafter's four, each with the head; and they alone count."""
+    """A step of a chain of 4 has one pass of the target and four of the drafter, each with the head; only these are
+    counted."""
     ticks = itertools.count()
     monkeypatch.setattr(clocks.time, "perf_counter", lambda: float(next(ticks)))
     target = tiny.llamagen(side=4, vocab=11)

@@ -26,7 +26,8 @@ from specbench.tables import report
 
 
 def image(index: int, per_step: list[int], **changes: Any) -> Record:
-    """The record of an image of 16 tokens in 4 rows, whose steps accepted so many draft tokens of five."""
+    """The record of an image of 16 tokens in 4 rows. Each entry of `per_step` is the number of accepted draft tokens,
+    of five."""
     rest = 16 - sum(per_step)
     values = {
         "tokens": 16,
@@ -140,7 +141,7 @@ def test_damaged_and_served_records(folders: Folders) -> None:
     with pytest.raises(UsageError, match="the steps in its records are damaged"):
         of_pass(passes.read(folders.make("huge", huge)))
     served = [image(i, [], request_s=1.0, tokens=0, steps=0, accepted=0, drafted=0) for i in range(3)]
-    with pytest.raises(UsageError, match="a server does not tell its steps"):
+    with pytest.raises(UsageError, match="a server reports no steps"):
         of_pass(passes.read(folders.make("served", served)))
     assert breakdown(served) == []
 
@@ -181,7 +182,8 @@ def test_categories_of_data(folders: Folders, tmp_path: Path) -> None:
 
 
 def test_intervals_stay_where_the_statistic_can_be() -> None:
-    """A share in [0, 1], a ratio above 0, whatever few and unequal prompts there are, and the value inside."""
+    """The interval of a share is in [0, 1], and of a ratio above 0, also with few and unequal prompts; the value is
+    inside."""
     rng = np.random.default_rng(0)
     for _ in range(200):
         steps = [[int(n) for n in rng.choice([0, 1, 5], size, p=rng.dirichlet([0.3] * 3))] for size in (2, 2, 2, 2)]
@@ -194,7 +196,7 @@ def test_intervals_stay_where_the_statistic_can_be() -> None:
 
 
 def test_the_interval_of_a_share_is_wilsons() -> None:
-    """Its ends are where |p - q| is t standard errors of q, sqrt(q (1 - q) / n)."""
+    """At its ends |p - q| is t standard errors of q, sqrt(q (1 - q) / n)."""
     p, stderr, prompts = 0.1, 0.06, 4
     t, n = stats.t.ppf(0.975, 3), p * (1 - p) / stderr**2
     low, high = interval(p, stderr, prompts, True)
@@ -209,9 +211,9 @@ def test_the_interval_of_a_share_is_wilsons() -> None:
 
 
 def test_the_interval_of_a_share_covers_it() -> None:
-    """1,000 samples of 8 prompts, each of 200 tokens, whose shares vary by prompt as beta variables do: the interval
-    holds p in 95 % of them, within 4 sqrt(0.95 * 0.05 / 1000) = 2.8 % from below, and 1.5 % less for so few prompts of
-    a skewed share."""
+    """1,000 samples of 8 prompts with 200 tokens each, whose shares vary by prompt as beta variables. The interval
+    covers p in 95 % of them, with a tolerance of 4 sqrt(0.95 * 0.05 / 1000) = 2.8 % below, and 1.5 % less for so few
+    prompts of a skewed share."""
     for p, between in ((0.03, 0.03), (0.5, 0.1)):
         rng, size = np.random.default_rng(1), p * (1 - p) / between**2 - 1
         shares = rng.binomial(200, rng.beta(p * size, (1 - p) * size, (1000, 8)))

@@ -42,8 +42,8 @@ TOKEN = TokenWise()
 
 @pytest.fixture(autouse=True)
 def few_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every halving of a bisection starts the same operations: two tell what twenty do. Emitted distributions are sums
-    over one rejected token and, as with real vocabularies, averages over draws of two."""
+    """Every halving of a bisection starts the same operations, so two halvings show as much as twenty. Emitted
+    distributions are sums over one rejected token and, as with real vocabularies, averages over two draws."""
     monkeypatch.setattr(band, "_PRECISION", 0.25)
     monkeypatch.setattr(emitted, "_EXACT", tiny.VOCAB)
 
@@ -58,7 +58,7 @@ SAMPLINGS = {
 
 
 def llamagen() -> tuple[Any, Any]:
-    """A target of one layer, and what two images are conditioned on."""
+    """A target of one layer, and the conditioning of two images."""
     target, conditioning = tiny.llamagen(side=4), tiny.prompts(2)
     target.layers = target.layers[:1]
     return target, conditioning
@@ -73,8 +73,8 @@ def unified() -> tuple[Any, Any]:
 
 
 def traced_before(lint: Lint) -> BlockCall:
-    """Blocks that `torch.compile` traces, as a whole, in the round before a recording. It cannot while a lint watches:
-    then they are executed operation by operation."""
+    """Blocks that `torch.compile` traces as a whole, in the round before a recording. It cannot trace under a lint:
+    then they run operation by operation."""
     traced = torch.compile(call_block, backend="eager", fullgraph=True, dynamic=False)
     return lambda *arguments: (call_block if lint.on else traced)(*arguments)
 
@@ -107,8 +107,8 @@ class Case:
         again: bool = False,
         way: Verification = TOKEN,
     ) -> Counter[str]:
-        """What a recorded step of two images does that no graph can hold. again: the passes of the networks give what
-        they gave last time, so that all but them is looked at."""
+        """The operations of a recorded step of two images that a graph cannot record. again: the networks' passes
+        return their last results, so that only the rest is checked."""
         lint = Lint()
         kernels = FusedKernels() if self.engine == "triton" else None
         with pytest.MonkeyPatch.context() as patch:
@@ -150,8 +150,8 @@ COMPILED = ("none", "tree", "sjd")
     [*itertools.product(test_engine.DRAFTERS, ("graph", "triton")), *((name, "compiled") for name in COMPILED)],
 )
 def test_a_step_can_be_recorded(name: str, engine: str) -> None:
-    """With the exact rule; and drafts of each kind with every rule that the engine's kernels know, or with plain
-    tensors every rule. (engine=compiled verifies as engine=graph does.)"""
+    """All drafters with the exact rule; drafts of each kind with every rule that the engine's kernels know, or with
+    every rule on plain tensors. (engine=compiled verifies as engine=graph does.)"""
     others = name in KINDS and engine != "compiled"
     rules = {rule: make() for rule, make in test_engine.RULES.items() if rule != "exact" and others}
     with Case(name, engine) as case:
@@ -209,7 +209,7 @@ def test_a_step_of_a_target_with_a_grammar_can_be_recorded(name: str, engine: st
 
 
 def planted(fault: Callable[[Decoding], Any]) -> type[Decoding]:
-    """Images whose step also does what no graph can hold."""
+    """Images whose step also does something that a graph cannot record."""
 
     class Planted(Decoding):
         def step(self) -> None:

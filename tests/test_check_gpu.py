@@ -47,7 +47,7 @@ if "--worker" in sys.argv and HANGS in sys.argv:
 def run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, list[dict[str, Any]], str]]:
-    """Runs the script with arguments; `hangs`: the stage that does -> (exit code, lines, output)."""
+    """Runs the script with arguments; `hangs`: the stage that hangs -> (exit code, lines, output)."""
 
     def run_it(*arguments: str, hangs: str = "") -> tuple[int, list[dict[str, Any]], str]:
         (tmp_path / "sitecustomize.py").write_text(BARE.replace("HANGS", repr(f"--stages={hangs}")))
@@ -78,7 +78,7 @@ for stage in map(int, sys.argv[2:]):
 
 
 def test_a_dry_run_needs_no_gpu_and_no_package_but_torch(tmp_path: Path) -> None:
-    """A few checks of a stage; from the fourth on they do their work and time nothing."""
+    """A few checks of a stage; from the fourth stage on they do their work without timing."""
     (tmp_path / "sitecustomize.py").write_text(BARE.replace("HANGS", "''"))
     stages = sorted(set(check_gpu.STAGES) - IN_PROCESSES)
     env = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "TRITON_INTERPRET": "1"}
@@ -97,7 +97,8 @@ def test_a_dry_run_needs_no_gpu_and_no_package_but_torch(tmp_path: Path) -> None
 
 
 def test_lines_become_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what the first line of their run says; a check that was repeated kernel by kernel has one row."""
+    """Rows also have the values of the first line of their run; a check that was repeated kernel by kernel has one
+    row."""
     lost = {"run": "a", "stage": 4, "check": "7B", "ok": False, "note": "RuntimeError: CUDA\nmore"}
     lines = [
         {"run": "a", "stage": 0, "check": "environment", "device_name": "H200", "commit": "abc", "time": "today"},
@@ -133,7 +134,7 @@ NOTES = f'#!{sys.executable}\nimport sys\nprint(repr(sys.argv[1:]), file=open({{
 
 
 def test_the_next_call_does_what_its_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every stage from the second on, and commands with parameters that there are."""
+    """It runs every stage from the second on, and its commands have existing parameters."""
     (tmp_path / "bin").mkdir()
     for name in ("python3", "nvidia-smi"):
         (tmp_path / "bin" / name).write_text(NOTES.format(file=str(tmp_path / "calls")))
@@ -195,7 +196,7 @@ def test_where_triton_is_nothing_is_set_up(triton: bool, tmp_path: Path) -> None
 
 
 def test_what_travels_to_a_gpu_is_small() -> None:
-    """A machine takes 64 MiB: the tracked files and wheels, without what docs/gpu.md says to move away."""
+    """A machine takes 64 MiB: the tracked files and wheels, except the files that docs/gpu.md says to move away."""
     page = (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
     away = set(
         re.findall(r"`([\w/]+\.(?:html|safetensors))`", page.partition("Move away before a call: ")[2].split("\n\n")[0])
@@ -212,7 +213,7 @@ def test_what_travels_to_a_gpu_is_small() -> None:
 def test_stages_share_the_time_and_tuned_tiles_are_kept(
     run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tiles that a run begins with are next to its lines, where the gates read them and tuning writes them."""
+    """A run's tuned tiles are next to its lines; the gates read them there, and tuning writes them there."""
     (tmp_path / "earlier.json").write_text("{}")
     _, lines, _ = run("--stages=5", "--seconds=0", f"--tiles={tmp_path / 'earlier.json'}")
     assert [line["note"] for line in lines if line["ok"] is False] == ["stopped after 1 s"]
@@ -226,7 +227,7 @@ def test_stages_share_the_time_and_tuned_tiles_are_kept(
 
 
 def test_an_experiment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one whose logits differ fails, whatever it took."""
+    """An experiment whose logits differ fails, whatever its time is."""
     seconds: dict[str, float] = {}
     logits = iter(())
     monkeypatch.setattr(experiments, "recorded_pass", lambda *_: gates.Pass(lambda: None, [next(logits)]))
@@ -296,7 +297,7 @@ def test_a_line_says_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_after_an_error_of_the_device_another_process_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check that failed is repeated with kernels one by one, then the others follow."""
+    """The failed check is repeated with kernels one by one, then the others follow."""
     file, started = tmp_path / "lines.jsonl", []
 
     def lost() -> dict[str, Any]:

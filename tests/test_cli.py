@@ -56,7 +56,7 @@ def test_help_of_run_shows_the_choices_and_the_parameters(call: Call, tmp_path: 
 
 
 def rows(help_: str) -> list[list[str]]:
-    """The words of every line of the table that begins with a parameter's name."""
+    """The words of every line of the table that begins with the name of a parameter."""
     return [
         line.split() for line in help_.splitlines() if re.match(r"  \w", line) and line.split()[0] in parameters.table()
     ]
@@ -93,7 +93,7 @@ def test_every_command_lists_its_arguments_and_refuses_a_bad_one(call: Call, tmp
             assert "unrecognized arguments: --nope" in refused(call, name, "--nope")
             for argument in [argument for argument in command.own if argument[0] != "-"][:1]:
                 assert f"'{argument}' is given twice" in refused(call, name, f"{argument}=1", f"{argument}=2")
-                assert f"'{argument}=' lacks its value" in refused(call, name, f"{argument}=")
+                assert f"'{argument}=' has no value" in refused(call, name, f"{argument}=")
                 assert f"write {argument}=x instead of --{argument}" in refused(call, name, f"--{argument}", "x")
     assert list(tmp_path.iterdir()) == []
 
@@ -227,7 +227,7 @@ def test_help_of_train_has_type_default_and_meaning_of_every_parameter(call: Cal
 
 
 def test_the_listed_recipes_are_those_of_a_training() -> None:
-    """The table's values with what a recipe and its drafter set instead, as text, are the settings of a training."""
+    """The settings of a training are the table's values, with the changes of its recipe and its drafter, as text."""
     values, changes = recipes.defaults()
     listed: dict[str, tuple[str, dict[str, str]]] = {}
     of_drafter: dict[str, dict[str, dict[str, str]]] = {}
@@ -315,7 +315,8 @@ def test_a_job_that_fails_does_not_stop_the_grid(call: Call, tmp_path: Path, mon
 
 
 def test_a_metric_that_was_asked_for_and_has_no_value_ends_with_3(call: Call, tmp_path: Path) -> None:
-    """The images and the row are there. Metrics by default end with 0; a folder remembers which they were."""
+    """The images and the row exist. Default metrics without a value end with 0. A folder remembers which metrics were
+    requested."""
     for folder, words, wanted in (
         ("asked", ["metrics=clip_b32"], 3),
         ("none", ["metrics=none"], 0),
@@ -399,7 +400,7 @@ def test_list_tells_whether_weights_are_here(call: Call, tmp_path: Path, monkeyp
     assert weights["eagle_tree"] is weights["cspd"] is False
     assert weights["none"] is weights["cool"] is None
     assert "[weights here]" in call("list", "models")[1]
-    assert "[weights absent]" in call("list", "drafters")[1]
+    assert "[weights missing]" in call("list", "drafters")[1]
     assert all(set(entry) == {"name", "line", "weights", "plugin"} and entry["line"] for entry in listed["drafters"])
 
 
@@ -417,7 +418,7 @@ assert not {"torch", "transformers", "huggingface_hub"} & set(sys.modules)
 
 
 def test_torch_stays_out_and_any_folder_will_do(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of help, lists and mistakes, and of a run that is done."""
+    """Help, lists, mistakes and finished runs do not load torch."""
     monkeypatch.setattr(FakePipeline, "weights", "random")
     again = ("run", "weights=random", "metrics=none", "n=1", f"out={tmp_path}/here")
     assert call(*again)[0] == 0

@@ -39,7 +39,7 @@ needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
 
 @pytest.fixture
 def short_path() -> Iterator[str]:
-    """Where Ray may put its sockets, whose paths are limited."""
+    """A folder for Ray's sockets, whose paths are limited in length."""
     folder = tempfile.mkdtemp(prefix="r", dir="/tmp")
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -90,8 +90,8 @@ def test_without_ray_the_sentence_says_what_to_install(call: Call, monkeypatch: 
 
 
 class FakeRay:
-    """Tasks are done when they are waited for, the oldest first. `deadly`: how often a worker still dies over an index;
-    `stillborn`: how many die while loading."""
+    """Tasks run when their result is requested, the oldest first. `deadly`: how many more times a worker dies on an
+    index; `stillborn`: how many workers die while loading."""
 
     class exceptions:
         class RayError(Exception): ...
@@ -198,12 +198,12 @@ def test_what_a_dead_worker_was_at_goes_to_another_one(ray: FakeRay) -> None:
 
 
 def test_an_image_that_kills_its_workers_is_given_up(ray: FakeRay) -> None:
-    """Alone: the others of its batch are not given up with it."""
+    """Only this image is given up, not the others of its batch."""
     ray.deadly = {2: 99}
     events = decode("workers=2", "batch=4")
     assert sorted(indices(events)) == [0, 1, 3, 4, 5]
     assert [event for event in events if isinstance(event, Failure)] == [
-        Failure(2, "3 workers died over it (RayActorError: out of luck)")
+        Failure(2, "3 workers died while decoding it (RayActorError: out of luck)")
     ]
 
 
@@ -249,9 +249,9 @@ def test_one_worker_a_device(ray: FakeRay) -> None:
             assert workers._cfg["device"] == device
             assert ray.options["num_gpus"] == int(device == "cuda")
     for resources, wanted, sentence in (
-        (one_gpu, "auto", "workers=2 take a device each, and there are 1 GPUs"),
-        ({"CPU": 1}, "cpu", "workers=2 take a device each, and there are 1 processors"),
-        (two_gpus, "cuda:1", "give device=cuda instead of cuda:1"),
+        (one_gpu, "auto", "workers=2 needs as many GPUs"),
+        ({"CPU": 1}, "cpu", "workers=2 needs as many processors"),
+        (two_gpus, "cuda:1", "device=cuda:1 names one device"),
     ):
         ray.resources, ray.ended = resources, False
         cfg = configuration.compose([*WORDS, "workers=2", f"device={wanted}"])
@@ -284,8 +284,8 @@ def test_ray_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
 def test_the_helpers_of_a_killed_process_end_with_it(tmp_path: Path) -> None:
-    """A process starts one that Ray's agents resemble (it is named by its path, and a parent of its own has ended) and
-    another one; after a kill the guard ends the first. An orderly end leaves both alone."""
+    """A process starts two others. One resembles Ray's agents: its path names it, and its own parent has ended. After a
+    kill the guard ends this one. After an orderly end both continue to run."""
     program = tmp_path / "ray" / "agent.py"
     program.parent.mkdir()
     program.write_text("import time\ntime.sleep(600)\n")

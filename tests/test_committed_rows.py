@@ -12,7 +12,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 
 def test_no_row_stands_next_to_one_of_newer_weights() -> None:
-    """Rows of weights that had been trained again stood in coolsd_table1.csv, where no table showed them."""
+    """coolsd_table1.csv used to have rows of weights that had been trained again, and no table showed them."""
     for path in sorted(RESULTS.glob("*.csv")):
         if path.stem not in TABLES or not has_runs(path):
             continue
@@ -23,7 +23,7 @@ def test_no_row_stands_next_to_one_of_newer_weights() -> None:
 
 
 def test_lines_of_quality_end_the_diffusion_alike() -> None:
-    """The target alone sampled its last step, and CSpD took its mean."""
+    """The target alone used to sample its last step, while CSpD took its mean."""
     table = TABLES["cspd_table2"]
     lines = [configuration.compose(table.overrides(line, table.model) or []) for line in table.lines]
     assert {line["method"] for line in lines} == {"vanilla", "cspd_paper"}

@@ -39,7 +39,7 @@ def test_models_of_vectors_have_methods_of_their_own() -> None:
 
 
 def test_every_choice_composes_with_others_and_the_command_line_wins() -> None:
-    """Every preset, rule and drafter at least once, most of them with parts that no preset pairs."""
+    """Every preset, rule and drafter at least once, mostly with parts that no preset combines."""
     for number in range(max(len(METHODS), len(RULES), len(DRAFTERS))):
         method, rule = METHODS[number % len(METHODS)], RULES[number % len(RULES)]
         drafter = DRAFTERS[-number % len(DRAFTERS)]
@@ -63,7 +63,7 @@ CLASSES = {
 
 
 def test_a_real_model_has_nothing_of_an_embedded_world() -> None:
-    """Neither by default, nor with any prompts, nor on request."""
+    """Not by default, not with any prompts, and not on request."""
     for model in [name for name in parameters.choices("model") if "scenes" not in name]:
         cfg = configuration.compose([f"model={model}"])
         assert cfg["data"] == ("imagenet" if model in CLASSES else "parti"), model
@@ -121,7 +121,7 @@ def test_every_choice_has_a_line_and_every_parameter_is_documented() -> None:
 
 
 def test_the_choices_of_a_parameter_are_those_of_the_code_that_reads_it() -> None:
-    """The table of parameters imports no decoder, so both list them."""
+    """The table of parameters imports no decoder, so both have the list."""
     listed = {"init": INITS, "coupling": COUPLINGS, "proximity": MEASURES}
     assert {name: parameters.table()[name].choices for name in listed} == listed
 
@@ -192,7 +192,7 @@ def test_a_bad_word_costs_one_sentence() -> None:
         ("protocol=nope", "unknown protocol 'nope' (choose from: coolsd_fig4, coolsd_fig5, "),
         ("protocol=sjd_table4@2", "protocol sjd_table4 has version 1 here, not 2: write protocol=sjd_table4, or "),
         ("protocol=sjd_table4,sjd_table3", "add -m"),
-        ("protocol=null,sjd_table4", "null means no protocol and stands alone"),
+        ("protocol=null,sjd_table4", "null means no protocol; run it separately"),
         ("protocol=true", "unknown protocol 'True'"),
         ("hydra/launcher=nope", "Could not find 'hydra/launcher/nope'"),
     ]:

@@ -45,8 +45,8 @@ from specbench.models.mar_sampling import Guided
 
 
 class Chain(MaskedSession):
-    """Closed forms: a token's condition is the mean of the known tokens, wherever they are; then mean = keep[t] x +
-    pull z + shift and log variance = level[t] + swing tanh(z)."""
+    """A model with closed forms. The condition of a token is the mean of the known tokens, wherever they are; then mean
+    = keep[t] x + pull z + shift and log variance = level[t] + swing tanh(z)."""
 
     def __init__(self, length: int, keep: list[float], level: list[float], shift=0.0, pull=0.0, swing=0.0, dim=1):
         self.length, self.dim, self.steps = length, dim, len(keep)
@@ -198,8 +198,8 @@ def test_one_token_against_integrals(name: str) -> None:
 
 
 def test_few_tries_leave_the_targets_own_proposal() -> None:
-    """With one try a rejected token is the target's sample, whatever became of it, and a fallback is counted for
-    those that would have been proposed again."""
+    """With one try, a rejected token is the target's sample in any case. A fallback is counted for each one that would
+    have been proposed again."""
     target, drafter = Chain(1, [0.0], [P[1]], P[0]), Chain(1, [0.0], [Q[1]], Q[0])
     out = decode(target, drafter, ContinuousRule(gamma=1, proposals=1), None, rng(20_000))
     fresh = out.tokens[~out.trace.kept[:, 0]].flatten().numpy()
@@ -211,7 +211,7 @@ def test_few_tries_leave_the_targets_own_proposal() -> None:
 
 
 def simulate(target: Chain, drafter: Chain, rule: ContinuousRule, n: int) -> np.ndarray:
-    """How many tokens of a first draft of rule.gamma are accepted, n times, written again in plain NumPy, one draft
+    """The number of accepted tokens of a first draft of rule.gamma, n times, written again in plain NumPy: one draft
     token after another, min(1, p / q)."""
     g = np.random.default_rng(0)
     steps = target.steps
@@ -248,8 +248,8 @@ LENGTHS = ("exact", "not aligned", "path", "paper", "parallel")
 
 @pytest.mark.parametrize("rule", [*(RULES[name] for name in LENGTHS), ContinuousRule(gamma=7, temperature=0.8)])
 def test_the_first_drafts_length_against_a_simulation(rule: ContinuousRule) -> None:
-    """The share of every length, from 15,000 images and as many simulated drafts: within 4.5 standard errors of their
-    difference, which fails by chance once in 150,000 lengths."""
+    """The share of every length, from 15,000 images and as many simulated drafts, within 4.5 standard errors of the
+    difference; this fails by chance once in 150,000 lengths."""
     n = 15_000
     target = Chain(5, [0.7, 0.6, 0.8], [-1.0, -0.8, -0.6], 0.2, pull=0.5, swing=0.6)
     drafter = Chain(5, [0.65, 0.6, 0.7], [-0.9, -0.8, -0.8], 0.1, pull=0.35, swing=0.3)
@@ -263,7 +263,7 @@ def test_the_first_drafts_length_against_a_simulation(rule: ContinuousRule) -> N
 
 
 def plain(model, rule, keys, tokens_per_pass):
-    """Images one by one, pass by pass; the loop's noise, and an order from its stream."""
+    """Decode images one by one, pass by pass, with the loop's noise and an order from its stream."""
     images, orders = [], []
     for key in keys:
         stream = RandomStreams([key])
@@ -311,8 +311,8 @@ def test_vanilla_is_a_plain_loop(options: dict[str, Any], tokens_per_pass: tuple
 
 @pytest.mark.parametrize(("criterion", "gamma"), [("exact", 1), ("paper", 2), ("path", 9), ("exact", 9)])
 def test_a_drafter_that_is_the_target_is_vanilla(criterion: str, gamma: int) -> None:
-    """Noise is keyed by a token's number in the order of generation: draft, verification and vanilla
-    decoding share it."""
+    """The key of a token's noise is its number in the order of generation: draft, verification and vanilla decoding
+    share it."""
     for name in ("d1t5", "d2t4"):
         model = built_in(name).target
         for prefill in (0.0, 0.3):
@@ -328,7 +328,7 @@ def test_a_drafter_that_is_the_target_is_vanilla(criterion: str, gamma: int) -> 
 
 @pytest.mark.parametrize("name", ["exact", "path", "released", "block", "layers", "vanilla"])
 def test_recorded_trajectories_change_nothing(name: str) -> None:
-    """Batch after batch by one engine, of other sizes too; the results of an earlier batch do not change."""
+    """One engine decodes batch after batch, also of other sizes; the results of an earlier batch do not change."""
     pair, engine = built_in("d2t4"), Graphs(at_once)
     batches = [(3, 0), (3, 1), (5, 2)]
     in_place = [results(of_pair(pair, RULES[name], rng(*batch), engine=engine)) for batch in batches]
@@ -344,7 +344,7 @@ def reduced(steps: int = 2, device: str = "cpu") -> Guided:
 
 
 def under_way(rule: ContinuousRule, rows: int, device: str = "cpu") -> ContinuousDecoding:
-    """After a pass of each kind, and before the last one."""
+    """The state after a pass of each kind, and before the last one."""
     rule = rule if rule.gamma else ContinuousRule(tokens_per_pass=(1, 2))
     labels, target, drafter = torch.arange(rows, device=device) % 4, reduced(device=device), reduced(device=device)
     images = ContinuousDecoding(target, drafter, replace(rule, prefill=0.1), labels, rng(rows, device=device))
@@ -362,7 +362,7 @@ def go_on(images: ContinuousDecoding) -> None:
 @pytest.mark.parametrize("name", ["vanilla", "exact", "continue"])
 @torch.inference_mode()
 def test_no_pass_waits_for_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some of them: test_capture, which needs Triton, looks at all."""
+    """Some passes: test_capture, which needs Triton, checks all."""
     monkeypatch.setattr(loop, "compacts", lambda device: False)
     images = under_way(RULES[name], 3)
     with numbers_unknown(images):
@@ -470,7 +470,7 @@ def test_every_token_is_accounted_for(name: str, gamma: int, prefill: float) -> 
 
 
 def test_a_share_of_the_image_is_drawn_beforehand() -> None:
-    """0.28 * 25 is a little above 7 in floating point; 7 tokens are meant."""
+    """0.28 * 25 is slightly above 7 in floating point; the result must be 7 tokens."""
     assert 0.28 * 25 > 7
     model = Chain(25, [0.5], [0.0])
     for prefill, before in ((0.28, 7), (0.04, 1), (0.05, 2), (0.0, 0)):
@@ -481,8 +481,8 @@ def test_a_share_of_the_image_is_drawn_beforehand() -> None:
 
 @pytest.mark.parametrize("criterion", ["exact", "path"])
 def test_what_is_kept_of_a_draft_is_the_drafters(criterion: str) -> None:
-    """The drafter's own image, by the same noises: a first draft as long as the image is that image. With `stop` it is
-    kept up to a rejection, with `continue` whatever was accepted stays."""
+    """With the same noise, a first draft as long as the image is the drafter's own image. With `stop` it is kept up to
+    a rejection; with `continue` every accepted token stays."""
     pair = built_in("d1t5")
     drafted = decode(pair.drafter, None, ContinuousRule(), None, rng(200))
     target = decode(pair.target, None, ContinuousRule(), None, rng(200))
@@ -529,7 +529,7 @@ def test_sixteen_dimensions_and_drafts_of_32_stay_finite() -> None:
 
 
 class Faulty(MaskedSession):
-    """A model that gives NaN for one image once so many tokens are known."""
+    """A model that gives NaN for one image once enough tokens are known."""
 
     def __init__(self, model: Any, image: int, after: int) -> None:
         self.model, self.image, self.after = model, image, after

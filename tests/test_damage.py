@@ -1,4 +1,4 @@
-"""A damaged or exchanged file of a run changes no number: the row is the same, or one sentence names the file."""
+"""A damaged or exchanged file of a run changes no number: the row is the same, or one message names the file."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def damages(path: Path, other: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def outcome(folder: Path) -> tuple[str, Any]:
-    """The sentence with which a run ends, or its row."""
+    """The message with which a run ends, or its row."""
     try:
         return "", run.run(config(), folder, loader=FakePipeline).row
     except UsageError as e:
@@ -83,20 +83,20 @@ def test_damage_changes_no_number(begun: Callable[..., Path], tmp_path: Path, li
             shutil.rmtree(copy, ignore_errors=True)
             shutil.copytree(whole, copy)
             dict(damages(copy / file, other / file))[what]()
-            said, made = outcome(copy)
-            assert not said or file.name in said, (file, what, said)
-            if said:
+            message, row = outcome(copy)
+            assert not message or file.name in message, (file, what, message)
+            if message:
                 names.add(file.name)
                 continue
-            differ = {c: (made[c], wanted[c]) for c in SAME if made[c] != wanted[c]}
+            differ = {c: (row[c], wanted[c]) for c in SAME if row[c] != wanted[c]}
             assert differ == {}, (file, what)
-            assert row_of(copy) == made
+            assert row_of(copy) == row
     assert {"config.yaml", "run.json", "records.jsonl"} <= names
     assert {file.name for file in files} >= {"records.jsonl", "config.yaml", "row.csv", "00000.png"}
 
 
 def test_a_row_from_elsewhere_is_replaced(tmp_path: Path, light_metrics: dict[str, str]) -> None:
-    """It used to be mixed into the new one: steps of one run, rewards of the other."""
+    """The row used to be mixed into the new one: steps of one run, rewards of the other."""
     first, second = finished(tmp_path / "one"), finished(tmp_path / "other", "seed=5")
     before = (first / "row.csv").read_bytes()
     shutil.copy(second / "row.csv", first / "row.csv")
@@ -183,19 +183,20 @@ def _folder(path: Path) -> None:
 
 
 def _link(path: Path) -> None:
-    """To a file outside that a run would accept."""
+    """Links to a file outside of the folder that a run would accept."""
     path.rename(path.parent.parent / path.name)
     path.symlink_to((path.parent.parent / path.name).resolve())
 
 
 @pytest.mark.parametrize("kind", [_pipe, _folder, _link])
 def test_only_files_of_its_own_are_a_runs(kind: Callable[[Path], None], call: Call) -> None:
-    """Nothing hangs, escapes, or is read or written through a link out of the folder; readers end, too."""
-    made = finished(Path("made"), "n=2", "metrics=none")
+    """No command hangs, leaves the folder, or reads or writes through a link out of it; also the commands that only
+    read end."""
+    folder = finished(Path("made"), "n=2", "metrics=none")
     old = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it hangs"))
-    for name in (*FILES, min((made / "images").iterdir()).relative_to(made)):
+    for name in (*FILES, min((folder / "images").iterdir()).relative_to(folder)):
         shutil.rmtree("here", ignore_errors=True)
-        path = Path(shutil.copytree(made, "here")) / name
+        path = Path(shutil.copytree(folder, "here")) / name
         if not path.exists():
             path.write_bytes(b"")
         kind(path)

@@ -122,7 +122,7 @@ WORDS = ["batch=4", "emitted_draws=0", "baseline=false", "metrics=none", "warmup
 
 
 def ended(out: Path, *words: str) -> tuple[dict[str, Any], int]:
-    """The row of a run of the embedded models, and the exit code that it ends with."""
+    """The row of a run of the embedded models, and its exit code."""
     config = configuration.compose([*WORDS, *words])
     row = run.run(config, out, loader=Pipeline.load).row
     return dict(row), code_of([PlannedRun(out, config)])
@@ -131,7 +131,7 @@ def ended(out: Path, *words: str) -> tuple[dict[str, Any], int]:
 def test_a_local_run_passes_and_a_broken_decoder_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Vanilla AR of both kinds of tokens; then pixels that overflowed, which the codes do not show."""
+    """Vanilla AR with both kinds of tokens; then pixels that overflowed, which the codes do not show."""
     for name, words in {"codes": ["data=scenes", "n=4"], "vectors": ["model=mar_scenes", "n=2"]}.items():
         row, code = ended(tmp_path / name, *words)
         assert (row["degenerate_images"], code) == (0, 0)
@@ -160,7 +160,7 @@ def test_records_of_older_versions_have_no_count(tmp_path: Path) -> None:
 
 
 def test_the_codes_of_an_image_without_what_is_between_them() -> None:
-    """Ends of rows belong to no code, and a preview is no part of the image."""
+    """Ends of rows are not codes, and a preview is not part of the image."""
     for name, grid in {"emu3": None, "lumina_mgpt": None, "glm_image": (4, 4), "janus_pro_1b": None}.items():
         pipeline = Pipeline.load(
             configuration.compose([f"model={name}", "weights=random", "method=vanilla", "reduced=true"])

@@ -25,7 +25,7 @@ CSPD = configuration.compose(["method=cspd", "model=mar_b", "criterion=exact"])
 
 @pytest.fixture(autouse=True)
 def few_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The energy distance takes a number for every pair."""
+    """Energy distances from fewer samples, because they need a number for every pair."""
     monkeypatch.setattr(densities, "_ENERGY", 1500)
 
 
@@ -66,8 +66,8 @@ def test_the_models_differ_where_a_mistake_could_hide() -> None:
 
 @pytest.mark.parametrize("name", recipes.DENSITIES)
 def test_a_built_in_model_is_a_fair_test(name: str) -> None:
-    """Its variances depend on condition and step, its conditions on tokens, on their positions and on the token's, its
-    drafter is another model, and every call gives the same."""
+    """The variances depend on condition and step. The conditions depend on tokens, on their positions and on the
+    token's own position. The drafter is another model, and every call gives the same values."""
     pair, again = built_in(name), built_in(name)
     g = torch.Generator().manual_seed(0)
     n, length = 64, pair.length
@@ -143,7 +143,8 @@ def test_there_is_something_to_compare_in_every_token_pair_and_direction() -> No
 
 
 def test_a_change_of_any_kind_is_seen() -> None:
-    """Each moves one thing that the others leave: a token, a token by step, the dependence of two."""
+    """Each change affects one thing that the others do not: a token, a token at one step, the dependence of two
+    tokens."""
     target = built_in("d1t4").target
     first, second = (alone(target, ContinuousRule(), 20_000, seed) for seed in (0, 1))
     assert densities.compare(first, second)[1] > LEVEL
@@ -167,8 +168,8 @@ KINDS: list[dict[str, Any]] = [{}, {"align": False}, {"criterion": "path"}]
 @pytest.mark.parametrize("long", [False, True], ids=["gamma=1", "gamma=12"])
 @pytest.mark.parametrize("kind", range(3), ids=["exact", "not aligned", "path"])
 def test_an_exact_method_is_called_lossless(kind: int, long: bool) -> None:
-    """Lossy by chance once in 10,000 seeds; the seed is fixed, so no accident happens here. Prefill and temperature
-    alternate, so that each meets every kind and length and the other; the models alternate."""
+    """An exact method is called lossy once in 10,000 seeds; the seed is fixed. Prefill and temperature alternate, so
+    that each occurs with every kind and length and with the other; the models alternate, too."""
     gamma = 12 if long else 1
     words = KINDS[kind] | {"gamma": gamma, "prefill": 0.3 if (kind + long) % 2 else 0.0}
     words["temperature"] = 0.7 if long != (kind == 2) else 1.0
@@ -224,7 +225,7 @@ def test_an_acceptance_without_the_ratio_is_caught(name: str, monkeypatch: pytes
 @pytest.mark.usefixtures("rows_together")
 @pytest.mark.parametrize("criterion", ["exact", "path"])
 def test_a_residual_that_forgets_the_draft_is_caught(criterion: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a rejection the target's own distribution instead of Norm([p - q]_+): the classic mistake."""
+    """The classic mistake: after a rejection the target's own distribution instead of Norm([p - q]_+)."""
     residual = continuous.verify.Verifier.residual
 
     def forgetful(self, *args):
@@ -250,7 +251,7 @@ def test_a_row_of_vectors() -> None:
 
 
 def test_the_first_draft_is_counted_wherever_it_begins() -> None:
-    """With gamma=1 its length is one more than the chance to keep the first token that was drafted."""
+    """With gamma=1 its length is one more than the probability to keep the first drafted token."""
     for prefill in (0.0, 0.5):
         method, pair = assemble({**CSPD, "gamma": 1, "prefill": prefill}), built_in("d1t4")
         row = measure(method, pair, 2000, margin=1.0)
@@ -275,7 +276,7 @@ def test_vanilla_decoding_of_vectors() -> None:
 
 
 def test_further_sequences_are_compared_with_further_ones_of_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second stage of an audit would else repeat what the first one's sample of the target happened to be."""
+    """Otherwise the second stage of an audit would repeat the errors of the first stage's sample of the target."""
     method, pair, seeds = (
         assemble(configuration.compose(["method=cspd", "gamma=1", "model=mar_b", "weights=random"])),
         built_in("d1t4"),

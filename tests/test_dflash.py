@@ -1,4 +1,4 @@
-"""DFlash: what its network computes, how it is trained, and what a step drafts."""
+"""DFlash: the outputs of its network, its training, and the drafts of a step."""
 
 from __future__ import annotations
 
@@ -89,14 +89,14 @@ def logits_of(target: Language, net: DFlashNetwork, conditioning: Any, tokens: T
     root = len(prefix) + count - 1
     positions, padding = torch.arange(root + size), (~prefix.valid).sum(1, keepdim=True)
     rope = target.rope_at(target.reserved(root + size, len(prefix)), positions.expand(len(streams), -1), padding)
-    made = []
+    outputs = []
     for row in range(len(streams)):
         seen = torch.cat([prefix.valid[row], torch.ones(count, dtype=torch.bool)])[:root].nonzero().flatten()
         table = rope[row % len(rope)]
         anchor = target.tok_embeddings.weight[target.ids(streams[row, -1])]
         wide = hidden[row, seen, target.block.dim :]
-        made.append(target.head(plainly(net, wide, anchor, table[seen], table[root:])[1:]))
-    return torch.stack(made)
+        outputs.append(target.head(plainly(net, wide, anchor, table[seen], table[root:])[1:]))
+    return torch.stack(outputs)
 
 
 @torch.inference_mode()
@@ -142,7 +142,7 @@ def batch_of(target: Language, family: str, tokens: Tensor) -> Batch:
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["captions", "lumina", "emu3"])
 def test_training_sees_what_a_step_sees(family):
-    """A block attends to the context before its own anchor and to itself, whatever other anchors a pass has."""
+    """A block attends to the context before its own anchor and to itself, and to no other anchor of the pass."""
     target = test_targets.target(family, 3)
     net = tiny.dflash(target)
     tokens = torch.randint(5, (2, target.length), generator=torch.Generator().manual_seed(0))
@@ -171,7 +171,7 @@ def test_anchors_are_random_in_a_step_and_the_same_in_every_validation():
 
 
 def decoded(verification: Any, paths: Any, deterministic: bool, sampling: Sampling, images: int) -> tuple[Tensor, Any]:
-    """Sequences of the enumerable target, as numbers, and the decoding."""
+    """The sequences of the enumerable target as numbers, and the decoding."""
     target = tiny.llamagen()
     net = tiny.dflash(target)
     config = DecoderConfig(
@@ -194,7 +194,7 @@ def decoded(verification: Any, paths: Any, deterministic: bool, sampling: Sampli
     ],
 )
 def test_tokens_have_the_targets_distribution(verification, paths, deterministic):
-    """A p-value below 1e-4 has that probability under an exact method, and the seed is fixed."""
+    """Under an exact method a p-value below 1e-4 has that probability; the seed is fixed."""
     sequences, out = decoded(verification, paths, deterministic, GUIDED, 2000)
     assert out.accepted.sum() > 200  # drafts take part
     probs = tiny.sequence_probs(tiny.llamagen(), tiny.prompts(1), GUIDED.cfg_scale)
@@ -243,7 +243,8 @@ def test_an_image_does_not_depend_on_the_batch():
 
 
 def test_it_has_as_many_parameters_as_eagle_and_reads_the_layers_of_the_release():
-    """The released drafter of Qwen3-8B, of 36 layers, reads five: 1, 9, 17, 25 and 33 (SpecForge's formula)."""
+    """The released drafter of Qwen3-8B, which has 36 layers, reads five of them: 1, 9, 17, 25 and 33 (SpecForge's
+    formula)."""
     assert dflash.aux_hidden_layers(36, 5) == (1, 9, 17, 25, 33)
     assert dflash.aux_hidden_layers(36, 1) == (18,)
     assert dflash.aux_hidden_layers(6, 2) == (1, 3)

@@ -1,4 +1,4 @@
-"""DPG-Bench's score: its table, the published arithmetic on answers made by hand, its VQA models, and TIIF-Bench."""
+"""DPG-Bench's score: its table, the published arithmetic on hand-made answers, its VQA models, and TIIF-Bench."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ROWS = [
 
 
 def write(weights: Path, rows: Sequence[tuple[str, int, str, str]] = ROWS, skipped: str = "not read") -> Path:
-    """The table below a folder of weights, with a row in front that no one reads."""
+    """The table in a folder of weights. Its first row is never read."""
     path = weights / dpg.QUESTIONS / dpg.TABLE
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as f:
@@ -53,7 +53,8 @@ def write(weights: Path, rows: Sequence[tuple[str, int, str, str]] = ROWS, skipp
 
 
 def answered(context: ScoringContext, answers: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A VQA model that answers each question by a text or by "no"; the first level of an image identifies it."""
+    """A VQA model that answers each question with a given text or with "no". The first value of an image identifies
+    it."""
     monkeypatch.setattr(dpg.MPLUG, "cache_key", classmethod(lambda cls, _: "made by hand"))
 
     def vqa_model(image: np.ndarray, question: str) -> str:
@@ -71,8 +72,8 @@ def item(name: str, repeat: int = 0) -> Item:
 
 
 def test_an_image_s_score_is_that_of_the_published_arithmetic(tmp_path: Path) -> None:
-    """Every set of answers, against the plain rule: in the order of the file, a question becomes 0 where a parent is 0
-    by then."""
+    """Every combination of answers, against the plain rule: in the order of the file, a question becomes 0 if a parent
+    is 0 at that moment."""
     questions = dpg.read(write(tmp_path))
     for answers in np.ndindex(2, 2, 2, 2):
         first, second, third, fourth = answers
@@ -131,7 +132,8 @@ def test_only_yes_is_a_hit(answer: str, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_prompt_whose_parent_is_not_in_the_table_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the row that no one reads is a parent: the published code fails at such a file and leaves it out."""
+    """So is a prompt whose parent is the first row, which is never read: the published code fails at such a file and
+    leaves it out."""
     write(tmp_path, ROWS[1:], skipped="0")
     context = ScoringContext(tmp_path, tmp_path)
     answered(context, {"20 Is it 2 of 1?": "yes"}, monkeypatch)
@@ -219,7 +221,7 @@ def test_the_published_vqa_model_is_asked_the_bare_question(tmp_path: Path, monk
 
 
 def test_another_vqa_model_has_another_name(vqa_weights: Path, tmp_path: Path) -> None:
-    """From the command line to the row, with a small Qwen3-VL of random weights: two images of each prompt."""
+    """From the command line to the row, with a small Qwen3-VL with random weights: two images per prompt."""
     names = [entry.id for entry in data.load(configuration.compose(["data=dpg", "n=2"]))]
     rows = [(name, number, parents, where) for name in names for _, number, parents, where in ROWS[:4]]
     write(vqa_weights, rows)

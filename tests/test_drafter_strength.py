@@ -46,7 +46,7 @@ def small_world(count=4, seed=3):
 @torch.inference_mode()
 @pytest.mark.parametrize("sampling", [Sampling(0.8, top_k=3, cfg_scale=2.0), Sampling()])
 def test_the_stated_distance_is_the_one_between_the_distributions_of_a_decoding(sampling):
-    """Sequences are decoded token by token, with draft and target as a run has them."""
+    """Sequences are decoded token by token, with draft and target as in a run."""
     training, data = small_world()
     target, chain = training.head.target, Eagle(training.network, chain_paths(1))
     rows, rng = np.arange(4), RandomStreams([(0, i) for i in range(4)])
@@ -84,7 +84,8 @@ def test_under_guidance_the_label_is_the_targets_guided_distribution():
 
 
 def test_a_checkpoint_has_the_weights_of_a_training_that_ends_there(tmp_path):
-    """With the average, which replaces the weights at the end; the step after it starts from the weights themselves."""
+    """With averaging, the average replaces the weights at the end, and the next step starts from the weights
+    themselves."""
 
     def ended(steps, kept=()):
         torch.manual_seed(0)
@@ -119,7 +120,7 @@ def test_a_training_starts_from_given_weights_and_keeps_checkpoints(tmp_path):
     same(middle, trained([*still, f"start={tmp_path / 'first' / 'step-5'}"]))
     with pytest.raises(UsageError, match="has a training with start="):
         trained([*still, f"start={tmp_path / 'first' / 'step-10'}"])
-    with pytest.raises(UsageError, match="start: there is no folder"):
+    with pytest.raises(UsageError, match="start: the folder"):
         trained([*still, f"start={tmp_path / 'none'}"])
 
 
@@ -134,7 +135,7 @@ def test_embedded_drafters_are_chosen_by_name(capsys):
     assert registry.weights_label(default) == registry.weights_label(configuration.compose(["method=eagle1"]))
     for method, guidance, sentence in (
         ("eagle1", "embedded:steps61", "unknown eagle weights 'steps61' (choose from: "),
-        ("medusa", "embedded:steps100", "medusa has no embedded weights but the default ones"),
+        ("medusa", "embedded:steps100", "medusa has only the default embedded weights"),
     ):
         with pytest.raises(UsageError, match=sentence.replace("(", r"\(")):
             configuration.compose([f"method={method}", f"drafter.weights={guidance}"])
@@ -146,11 +147,11 @@ def test_a_card_states_every_drafter_under_guidance(tmp_path):
     stated = card.drafter_statistics(scenes.WORLD, registry.ASSETS, torch.device("cpu"), 4)
     assert set(stated) == set(card.DRAFTERS)
     cfg_scale = parameters.default("model", "llamagen_scenes", "cfg_scale")
-    made = card.Card()
-    made.add({"eagle3": {"seconds": 1.0}}, "elsewhere", ["eagle3"])
-    made.add(stated, "here", ["eagle3", *card.DRAFTERS])
-    (tmp_path / "card.md").write_text(made.render())
-    assert card.Card.read(tmp_path / "card.md").render() == made.render()
+    drawn = card.Card()
+    drawn.add({"eagle3": {"seconds": 1.0}}, "elsewhere", ["eagle3"])
+    drawn.add(stated, "here", ["eagle3", *card.DRAFTERS])
+    (tmp_path / "card.md").write_text(drawn.render())
+    assert card.Card.read(tmp_path / "card.md").render() == drawn.render()
     for name, statistics in stated.items():
         assert statistics["cfg_scale"] == cfg_scale
         if name != "tv_eagle_guided":  # guidance multiplies the errors of logits that were trained without

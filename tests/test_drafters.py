@@ -1,4 +1,4 @@
-"""Drafters without a network of their own, and trees grown at every step: exact, and faster than vanilla."""
+"""Drafters without a network, and trees grown at every step: exact, and faster than vanilla."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_dynamic_tree_holds_the_likeliest_paths():
 
 
 def test_coupling_and_proactive_drafts_save_steps():
-    """On a Markov chain, where an accepted token leaves the distributions after it as they are."""
+    """On a Markov chain, where an accepted token does not change the distributions after it."""
     g = torch.Generator().manual_seed(2)
     after = (2 * torch.randn(3, 3, generator=g)).softmax(-1)
     tables = [torch.full((1, 3), 1 / 3)] + [after.repeat(3 ** (t - 1), 1) for t in range(1, 9)]
@@ -147,8 +147,8 @@ def test_maximal_coupling_keeps_a_token_as_often_as_can_be_and_draws_the_rest_an
 
 
 def moving(drafter, tables, rows):
-    """The tokens (rows, len(tables) + 1) of the last position of a window, which moves on by one position a step, since
-    every verification keeps nothing, and has each of the distributions in turn; and the drafts."""
+    """The tokens (rows, len(tables) + 1) of the last position of a window, and the drafts. The window moves by one
+    position per step, since every verification keeps nothing; the position has each of the distributions in turn."""
     count, size, height = torch.zeros(rows, dtype=torch.int64), tables.shape[1], drafter.tree.height
     session: Any = SimpleNamespace(vocab_size=size, codes=size, width=9, forced=lambda positions: None)
     state = drafter.open(session, None, PLAIN, tiny.rng(rows))
@@ -166,8 +166,8 @@ def moving(drafter, tables, rows):
 @torch.inference_mode()
 @pytest.mark.parametrize("sampling", [Sampling(cfg_scale=3.0), Sampling(0.8, top_k=3, cfg_scale=2.0), Sampling()])
 def test_eagle_drafts_from_the_guided_distribution_of_its_head(sampling, monkeypatch):
-    """u + s (c - u) of the head's logits c and u, once, at every depth. Any other draft keeps the output exact: only
-    fewer of its tokens are accepted."""
+    """u + s (c - u) of the head's logits c and u, applied once, at every depth. Any other draft would keep the output
+    exact, but fewer of its tokens would be accepted."""
     target, rows = tiny.llamagen(side=3, vocab=7), 4
     head, outputs, original = tiny.eagle(target), [], Entries._distributions
 

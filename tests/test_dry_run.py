@@ -1,4 +1,4 @@
-"""Dry runs: what runs would do, with times from this machine's rows alone, and nothing done."""
+"""Dry runs: what the runs would do, with times from this machine's rows alone. Nothing is run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SMALL = ("metrics=none", "device=cpu", "warmup=0", "batch=2", "timing=true")
 
 @pytest.fixture
 def dry(call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """`call` with a store, and with memory that takes no time."""
+    """`call` with a store, and with a constant estimate of the memory, which takes no time."""
     monkeypatch.delenv("SPECBENCH_STORE")
     gb = {"peak_estimate_gb": 3.5, "runtime_estimate_gb": 1.0, "all_weights_gb": 2.0, "state_gb": 0.25}
     gb |= {"resolution": 64, "tokens": 256}
@@ -44,9 +44,9 @@ def test_a_dry_run_does_nothing_and_knows_nothing_of_a_new_machine(dry: Call, tm
     assert code == 0
     assert list(tmp_path.iterdir()) == []
     lines = dict(line.split(maxsplit=1) for line in out.splitlines()[2:])
-    assert lines["decode"] == "8 images, 0 of 8 are there"  # the baseline's, too
+    assert lines["decode"] == "8 images, 0 of 8 exist"  # the baseline's, too
     several = dry("run", "--dry-run", "method=sjd", "n=4", "images_per_prompt=3", *SMALL, "out=one")[1]
-    assert "decode    24 images, 0 of 24 are there" in several
+    assert "decode    24 images, 0 of 24 exist" in several
     assert lines["time"] == "unknown for 1 of 1 runs: the store has no such row of this machine"
     assert lines["disk"].startswith("at most ")
     assert lines["memory"].startswith(
@@ -64,9 +64,9 @@ def test_time_is_from_rows_of_this_machine(dry: Call) -> None:
     out = dry("run", "--dry-run", "method=sjd", "n=6", *SMALL, "out=two")[1]
     assert "time      0:02:09 of decoding, one run after the other, without scoring\n" in out  # 6 * (5.5 + 16)
     out = dry("run", "--dry-run", "method=sjd", "window=8", "n=6", *SMALL, "out=two")[1]
-    assert "(1 by the same method with other parameters)" in out
+    assert "(1 estimated from the same method with other parameters)" in out
     out = dry("run", "--dry-run", "method=sjd", "n=6", *SMALL, "out=one")[1]
-    assert "decode    4 images, 8 of 12 are there" in out
+    assert "decode    4 images, 8 of 12 exist" in out
     assert "time      0:00:43" in out
     assert "finished" in dry("run", "--dry-run", "method=sjd", "n=4", *SMALL, "out=one")[1]
 
@@ -120,14 +120,14 @@ STEP = {
 
 @pytest.fixture
 def step(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A step whose sizes are known, instead of one on fake tensors."""
+    """A step of known size, instead of one on fake tensors."""
     fields = {**STEP}
     monkeypatch.setattr(plan, "plan", lambda cfg: {**fields, "engine": cfg["engine"]})
     return fields
 
 
 def seconds(*words: str, model: str = "llamagen_xl", device: str = "h200") -> list[float]:
-    """Of an image, the least and the most."""
+    """The least and the most seconds of an image."""
     [gpu] = devices.named(device).values()
     return list(Planner(Path("none")).seconds(configuration.compose([f"model={model}", *words]), gpu))
 
@@ -173,7 +173,8 @@ def test_tokens_a_step_are_printed_ones_then_the_embedded_models_then_bounds(tmp
 
 
 def test_continuous_tokens_cost_between_all_drafts_kept_and_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The target's pass reads 4.8 GB, 1 ms, its drafter's 0.48 GB; steps of the heads and launches cost nothing."""
+    """The target's pass reads 4.8 GB, which takes 1 ms, the drafter's pass 0.48 GB; steps of the heads and launches
+    cost nothing."""
 
     def planned(cfg: Mapping[str, Any]) -> dict[str, Any]:
         size = 4.8 if cfg["model"] == "mar_l" else 0.48
@@ -227,7 +228,7 @@ def test_without_a_dry_run_an_absent_gpu_stays_an_error(monkeypatch: pytest.Monk
     config = configuration.compose(["device=cuda", "engine=graph"])
     with pytest.raises(UsageError, match="device=cuda needs CUDA"):
         run.check(config)
-    [planned] = forecast.foresee([PlannedRun(Path("one"), config)]).runs
+    [planned] = forecast.dry_run([PlannedRun(Path("one"), config)]).runs
     assert planned.fault == ""
 
 
@@ -257,7 +258,7 @@ def test_images_and_records_take_no_more_than_said(call: Call, tmp_path: Path) -
     files = [*tmp_path.glob("one/*/*.png"), *tmp_path.glob("one/*.jsonl")]
     todo = of_jobs(configuration.grid([*words[:-1], "out=two"], False), False, tmp_path)
     assert len(files) >= 5
-    assert sum(path.stat().st_size for path in files) <= forecast.foresee(todo.runs).disk[0]
+    assert sum(path.stat().st_size for path in files) <= forecast.dry_run(todo.runs).disk[0]
 
 
 # --- docs/reproduce.md ------------------------------------------------------------------------------------------------
@@ -309,7 +310,7 @@ def test_the_pages_rehearsal_runs(tmp_path: Path) -> None:
 
 
 def test_the_pages_figures_are_those_of_the_forecast() -> None:
-    """The hours within 15 %: versions of PyTorch differ in their kernels."""
+    """The hours may differ by 15 %, because versions of PyTorch have different kernels."""
     drawn = dict(re.findall(r"^\| `(\w+ --model \w+)` \| (.*) \|$", PAGE, re.MULTILINE))
     assert list(drawn) == [f"{table} --model {model}" for table, model, _ in reproduce_table.LINES]
     for line in reproduce_table.LINES:

@@ -1,4 +1,4 @@
-"""EAGLE drafters of any depth: read from official layouts, equal to a plain computation, and used by runs."""
+"""EAGLE drafters of any depth: read from official layouts, equal to a plain computation, and usable in runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TINY = ("weights=random", "reduced=true", "dtype=float32")
 
 
 def config(target, **more):
-    """Heads, widths, rope and norms of its own, where a target allows it."""
+    """A drafter with its own heads, widths, rope and norms, where a target allows this."""
     settings = {"num_hidden_layers": 2, "num_key_value_heads": 1, "intermediate_size": 24, "rms_norm_eps": 1e-2}
     return eagle_config(target) | settings | {"rope_theta": 77.0, "swin_norm": False, "rope_scaling": None} | more
 
@@ -60,8 +60,8 @@ def rms(x, weight, eps):
 
 
 def plain(t, c, ids, hidden, angles, side_by_side):
-    """Hidden states (n, dim) of n entries by nothing but matrix products: no cache, no module of the package. angles
-    (n, head_dim / 2), NaN where cosine and sine are both 0."""
+    """Hidden states (n, dim) of n entries, from matrix products alone: no cache, no module of the package. angles (n,
+    head_dim / 2), NaN where cosine and sine are both 0."""
     heads, kv, eps = c["num_attention_heads"], c["num_key_value_heads"], c["rms_norm_eps"]
     cos, sin = angles.cos().nan_to_num(0)[:, None], angles.sin().nan_to_num(0)[:, None]
     n = len(ids)
@@ -100,7 +100,7 @@ def plain(t, c, ids, hidden, angles, side_by_side):
 
 
 def grid_angles(prefix, side, head_dim, base):
-    """prefix - 1 rows of nothing, then the cells: half of the pairs by the row, half by the column."""
+    """prefix - 1 empty rows, then the cells: half of the pairs by the row, half by the column."""
     half = head_dim // 2
     freqs = base ** -(torch.arange(0, half, 2) / half)
     cells = [torch.cat([j // side * freqs, j % side * freqs]) for j in range(side * side)]
@@ -199,7 +199,7 @@ def test_depths_that_contradict_each_other_are_refused(tmp_path):
         ("norm", c, incomplete, "tensor 'layers.1.input_layernorm.weight' is missing"),
         ("heads", c | {"num_attention_heads": 3}, t, "3 heads"),
         ("hidden", c | {"hidden_size": 32}, t, "has shape"),
-        ("eps", {k: v for k, v in c.items() if k != "rms_norm_eps"}, t, "lacks 'rms_norm_eps'"),
+        ("eps", {k: v for k, v in c.items() if k != "rms_norm_eps"}, t, "has no 'rms_norm_eps'"),
         ("swin", c | {"swin_norm": True}, t, "swin_norm must be absent"),
         ("zero", c | {"rms_norm_eps": 0.0}, t, "rms_norm_eps must be a number above 0"),
         ("minus", c | {"vocab_size": -1}, t, "vocab_size must be an integer of at least 1"),

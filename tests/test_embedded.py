@@ -1,4 +1,4 @@
-"""The committed weights, through the public parts: what the README and the model card claim."""
+"""The committed weights, through the public interfaces: the claims of the README and the model card."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_vanilla_takes_one_step_a_token():
 
 
 def test_accepted_lengths_stand_in_the_papers_order():
-    """A chain, a tree and a rule that relaxes much: about 2.2, 2.8 and 3.2. (That delta=1.1 gives more than the exact
-    rule takes 500 images to show.)"""
+    """A chain, a tree and a strongly relaxed rule: about 2.2, 2.8 and 3.2. (To show that delta=1.1 gives more than the
+    exact rule takes 500 images.)"""
     methods = (["eagle_chain"], ["eagle1"], ["cool_sd", "delta=2"])
     chain, eagle, cooler = (accepted_length(f"method={name}", *words, count=SOME) for name, *words in methods)
     assert 1.5 < chain < eagle < cooler
@@ -78,7 +78,8 @@ def test_a_caption_can_be_read_from_its_image():
     ],
 )
 def test_the_same_images_in_any_batch(words, count):
-    """Bit-equal tokens and pixels, alone and in company: every row-wise product is computed in one order."""
+    """Tokens and pixels are equal bit for bit, alone and in a batch: every row-wise product is computed in one
+    order."""
     p = pipeline(*words)
     together = decoded(*words, count=count)  # which other tests look at, too
     out = p.decode(p.encode(CAPTIONS[1:2]), [(0, 1)])
@@ -88,7 +89,8 @@ def test_the_same_images_in_any_batch(words, count):
 
 @torch.inference_mode()
 def test_logits_are_bit_equal_alone_and_in_company():
-    """Stronger than equal tokens, which a difference in the last digit changes once in thousands of images only."""
+    """This is stronger than equal tokens: a difference in the last digit changes a token only once in thousands of
+    images."""
     from specbench.decoding.trees import build, chain_paths
 
     model, encoded = pipeline("method=vanilla").model, pipeline("method=vanilla").encode(CAPTIONS)
@@ -104,7 +106,7 @@ def test_logits_are_bit_equal_alone_and_in_company():
 
 
 def test_greedy_speculation_repeats_the_greedy_target():
-    """At temperature 0 every exact drafter gives the target's own picture, token for token, in fewer steps."""
+    """At temperature 0 every exact drafter gives the target's own image, token for token, in fewer steps."""
     wanted = decoded("method=vanilla", "temperature=0", count=1).tokens
     for method in (
         "sd",
@@ -136,7 +138,7 @@ def test_the_tokenizer_reaches_its_statistics():
 
 
 def test_target_and_drafter_reach_their_statistics():
-    """An ambiguous target, a drafter that is good and not perfect."""
+    """The target is ambiguous; the drafter is good, but not perfect."""
     from specbench.models.eagle import EagleTraining
     from specbench.models.supervision import TargetHead
     from specbench.training import drafter

@@ -1,5 +1,5 @@
-"""What a method emits at a node against verification written out, candidate by candidate; and over whole sequences
-against their enumerated distribution, by the chain rule."""
+"""The emitted distribution at a node against a verification written out, candidate by candidate; and over whole
+sequences against their enumerated distribution, by the chain rule."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ V = 4
 
 
 def some(*shape: int, seed: int = 0) -> Tensor:
-    """Distributions (*shape, V)."""
+    """Random distributions (*shape, V)."""
     return (1.5 * torch.randn(*shape, V, generator=torch.Generator().manual_seed(seed))).softmax(-1)
 
 
@@ -70,8 +70,8 @@ def test_the_acceptance_of_every_token() -> None:
 
 
 def written_out(p: Tensor, q: Tensor, rule: Rule, depth: int, siblings: int, order: list[int] | None) -> list[Tensor]:
-    """The probabilities (V,) with which a node emits each token by its 1st, 2nd, ... candidate, and last by the
-    recovered token: verification candidate by candidate, for all that can be drawn. order: deterministic candidates."""
+    """The probabilities (V,) with which a node emits each token as its 1st, 2nd, ... candidate, and last as the
+    recovered token: verification candidate by candidate, over all possible draws. order: deterministic candidates."""
     out = [torch.zeros(V, dtype=torch.float64) for _ in range(siblings + 1)]
     level = torch.tensor(depth)
 
@@ -96,8 +96,8 @@ def written_out(p: Tensor, q: Tensor, rule: Rule, depth: int, siblings: int, ord
 
 @pytest.mark.parametrize(("name", "sampled"), [(name, i % 3 > 0) for i, name in enumerate([*STOCHASTIC, "exact"])])
 def test_the_distribution_of_a_node(name: str, sampled: bool) -> None:
-    """Of four rows and nodes of three, two, one and no candidates; in one the drafter has two tokens only. With V = 4
-    the sum over rejected tokens is exact."""
+    """Four rows with nodes of three, two, one and no candidates; in one of them the drafter has only two tokens. With V
+    = 4 the sum over rejected tokens is exact."""
     rule, p, q = RULES[name], some(4, 4, seed=3), some(4, 4, seed=4)
     q[1] = q[1] * torch.tensor([1.0, 1, 0, 0])
     q[1] /= q[1].sum(-1, keepdim=True)
@@ -118,7 +118,8 @@ def test_the_distribution_of_a_node(name: str, sampled: bool) -> None:
 
 @pytest.mark.parametrize("name", ["exact", "uniform", "cool", "neighbourhood", "lantern_pp", "entropy"])
 def test_drawn_rejections_average_to_the_distribution(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """2,000 nodes, four draws each: e, and the corrected divergence, which does not see that e is an average."""
+    """2,000 nodes with four draws each: e, and the corrected divergence, which is not biased although e is an
+    average."""
     rule, count = RULES[name], 2000
     p, q = some(1, 1, seed=32), some(1, 1, seed=132)
     nodes = Nodes(
@@ -163,13 +164,15 @@ def test_the_distances() -> None:
 
 
 def test_an_infinite_divergence_is_no_value() -> None:
-    made = images(trace(outside=0.09), [4, 9])
-    assert [(r.emitted_tv, r.emitted_kl) for r in made] == [(0.25, None), (0.0, 0.0)]
-    assert made[0].emitted_outside == pytest.approx(0.01)
-    row = summary.columns(made)
+    records = images(trace(outside=0.09), [4, 9])
+    assert [(r.emitted_tv, r.emitted_kl) for r in records] == [(0.25, None), (0.0, 0.0)]
+    assert records[0].emitted_outside == pytest.approx(0.01)
+    row = summary.columns(records)
     assert (row["emitted_tv"], row["emitted_kl"], row["emitted_kl_stderr"]) == (0.125, None, None)
     cfg = {"rule": "lantern", "emitted_draws": 8}
-    assert emitted_remarks(cfg, made) == ["emitted_kl: infinite, as the target never gives 0.005 of the emitted tokens"]
+    assert emitted_remarks(cfg, records) == [
+        "emitted_kl: infinite, as the target never gives 0.005 of the emitted tokens"
+    ]
     assert emitted_remarks(cfg, images(trace(), [4, 9])) == []
 
 
@@ -177,15 +180,17 @@ def test_what_was_not_measured_is_no_value() -> None:
     measured, cfg = trace(), {"rule": "typical", "drafter": "medusa", "emitted_draws": 8}
     five = ["emitted_tv", "emitted_kl", "emitted_outside", "emitted_kl_optimal", "emitted_ratio"]
     for absent in (torch.zeros(2, 0), torch.full((2, 9), torch.nan)):
-        made = images(replace(measured, **dict.fromkeys(five, absent)), [4, 9])
-        row = summary.columns(made)
+        records = images(replace(measured, **dict.fromkeys(five, absent)), [4, 9])
+        row = summary.columns(records)
         assert [row[c] for c in ("emitted_tv", "emitted_tv_stderr", "emitted_kl", "emitted_kl_stderr")] == [None] * 4
         why = "emitted_kl: like emitted_tv not computed for "
-        assert emitted_remarks(cfg, made) == [why + "rule typical on trees of sampled tokens"]
-        assert emitted_remarks(cfg | {"verification": "block"}, made) == [why + "verification=block"]
-        assert emitted_remarks(cfg | {"emitted_draws": 0}, made) == []
-        mixed = [made[0], images(measured, [4, 9])[1]]
-        assert emitted_remarks(cfg, mixed) == ["emitted_kl: not recorded of 1 images, which an earlier process decoded"]
+        assert emitted_remarks(cfg, records) == [why + "rule typical on trees of sampled tokens"]
+        assert emitted_remarks(cfg | {"verification": "block"}, records) == [why + "verification=block"]
+        assert emitted_remarks(cfg | {"emitted_draws": 0}, records) == []
+        mixed = [records[0], images(measured, [4, 9])[1]]
+        assert emitted_remarks(cfg, mixed) == [
+            "emitted_kl: not recorded for 1 images, which an earlier process decoded"
+        ]
 
 
 # --- whole sequences --------------------------------------------------------------------------------------------------
@@ -251,8 +256,8 @@ COMB = [(0,), (1,), (2,), (0, 0)]
     ],
 )
 def test_the_sum_over_positions_bounds_the_divergence_of_sequences(name: str, paths: Any, chosen: bool) -> None:
-    """Everything enumerated: the decoded sequences follow the enumerated distribution, the recorded divergences have
-    the enumerated mean at every position, and its sum is at least the divergence of that distribution."""
+    """Everything is enumerated. The decoded sequences follow the enumerated distribution, the recorded divergences have
+    the enumerated mean at every position, and their sum is at least the divergence of that distribution."""
     out = decoded(RULES[name], paths, chosen, 3000)
     probs, expected = enumerated(RULES[name], paths, chosen)
     assert tiny.fit(codes(out.tokens, V), probs / probs.sum()) > 1e-4
@@ -280,8 +285,8 @@ def test_a_deterministic_rule() -> None:
 
 @pytest.mark.parametrize("rule", [RULES["lantern"], Typical(0.3, 0.9)], ids=lambda rule: rule.name)
 def test_the_chain_rule_is_an_equation_where_the_prefix_determines_what_is_emitted(rule: Rule) -> None:
-    """Chains as long as the image, and a rule without depth: at every position, in whichever step and at whichever
-    depth it comes, the same e. On trees a deterministic rule has no computed e."""
+    """Chains as long as the image, and a rule without depth: e at a position is the same in every step and at every
+    depth. On trees a deterministic rule has no computed e."""
     out = decoded(rule, chain_paths(T))
     total = out.trace.emitted_kl.double().sum(1)
     divergence = kl_of(theorem.chain_statistics(P, Q, rule, T).probs)

@@ -1,4 +1,4 @@
-"""Engines agree: steps whose tensors stay in place give what plain steps give, image for image."""
+"""Engines agree: steps whose tensors stay in place give the same images as plain steps."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
 
 
 def at_once(functions: Mapping[str, Action], device: torch.device) -> list[Action]:
-    """Instead of a recorder: the functions themselves, after a round that counts."""
+    """Replaces a recorder: the functions themselves, after a round that counts."""
     for function in functions.values():
         function()
     return list(functions.values())
@@ -93,8 +93,9 @@ def configured(target: Any, name: str, rule: str = "exact", sampling: Sampling =
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_steps_in_place_give_what_plain_steps_give(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three batches through the memory of the first, one of another size between them; none overwrites what an earlier
-    one gave. Statistics are taken after the drafter has taken the verdict: PJD wrote its next window over the draft."""
+    """Three batches use the memory of the first one, with a batch of another size between them; none overwrites the
+    results of an earlier one. Statistics are computed after the drafter has read the verdict: PJD used to write its
+    next window over the draft."""
     target, engine, compared = tiny.llamagen(side=4), Graphs(at_once), []
     in_place_config, plain_config = configured(target, name), configured(target, name)
     commit = plain_config.drafter.commit
@@ -134,7 +135,7 @@ def test_rows_that_are_done_take_the_next_image(name: str, engine: Any) -> None:
 
 @pytest.mark.parametrize("after", [0, 1, 2])
 def test_a_stream_that_is_stopped_finishes_the_images_in_progress(after: int) -> None:
-    """Stopped after so many results: no row is refilled, and every image that was started comes out."""
+    """It is stopped after some results: no row is refilled, and every image that was started is finished."""
     target, count, seen, started = tiny.llamagen(side=4), 12, [], set[int]()
     encode, rng = some_of(conditioning(count, 5), 9)
 
@@ -152,7 +153,7 @@ def test_a_stream_that_is_stopped_finishes_the_images_in_progress(after: int) ->
 
 
 def test_no_row_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of images that differ in length, a stream takes fewer steps than one batch after the other."""
+    """If images differ in length, a stream takes fewer steps than one batch after another."""
     target, done = tiny.llamagen(side=8), []
     plain = Decoding.step
     monkeypatch.setattr(Decoding, "step", lambda steps: (done.append(1), plain(steps))[1])
@@ -167,7 +168,7 @@ def test_no_row_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_caches_go_when_nobody_needs_them() -> None:
-    """Not when Python next looks for cycles: by then a few batches' caches have filled the memory."""
+    """They must not stay until Python looks for cycles: by then the caches of a few batches have filled the memory."""
 
     def alive() -> int:
         return sum(type(x) is Decoding for x in gc.get_objects())
@@ -188,7 +189,7 @@ def test_caches_go_when_nobody_needs_them() -> None:
 
 
 def plain_values(x: Any, path: str = "", seen: set[int] | None = None) -> dict[str, Any]:
-    """What hangs on an object and is no tensor: a recorded step would not change it."""
+    """The values of an object that are not tensors: a recorded step would not change them."""
     seen = set() if seen is None else seen
     values: dict[str, Any] = {}
     if id(x) in seen or isinstance(x, torch.nn.Module):
@@ -224,7 +225,7 @@ def test_a_step_leaves_everything_but_numbers_on_the_device_as_it_was(name: str)
 @pytest.mark.parametrize("name", DRAFTERS)
 @torch.inference_mode()
 def test_what_changes_is_declared(name: str) -> None:
-    """What a step does not declare is the same after it, and the same in another batch."""
+    """Values that a step does not declare are the same after it, and the same in another batch."""
     config = configured(tiny.llamagen(side=4), name)
     steps, other = (Decoding(config, conditioning(2, seed), tiny.rng(2, seed)) for seed in (0, 1))
     before = {path: tensor.clone() for path, tensor in undeclared(steps).items()}
@@ -259,7 +260,7 @@ RULES: dict[str, Callable[[], Rule]] = {
 )  # fmt: skip
 @torch.inference_mode()
 def test_no_step_waits_for_the_host(name: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some of each kind: test_capture, which needs Triton, looks at every drafter and rule."""
+    """Some drafters and rules of each kind: test_capture, which needs Triton, checks all."""
     monkeypatch.setattr(band, "_PRECISION", 0.25)  # two halvings tell what twenty do
     config = configured(tiny.llamagen(side=4), name, rule, Sampling(cfg_scale=2.0, top_k=4, top_p=0.9))
     steps = Decoding(config, tiny.prompts(2), tiny.rng(2))
@@ -285,7 +286,7 @@ def on_fake_cuda(module: torch.nn.Module) -> None:
 
 @pytest.mark.parametrize("rule", ["cool", "lantern", "gsd"])
 def test_a_decoding_brings_the_constants_of_its_rule_to_the_device(rule: str) -> None:
-    """A recorded step must not copy from the host: they are moved before the first one."""
+    """A recorded step must not copy from the host, so the constants are moved before the first step."""
     target, conditioning = tiny.llamagen(side=4), tiny.prompts(2)
     config = configured(target, "tree", rule)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
@@ -298,7 +299,7 @@ def test_a_decoding_brings_the_constants_of_its_rule_to_the_device(rule: str) ->
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_decoding_that_no_longer_advances_stops(batch: int) -> None:
-    """A recording that contains no kernel, say, would leave the loop without an end."""
+    """For example, a recording without kernels would make the loop endless."""
     engine = Graphs(lambda functions, device: [lambda: None for _ in functions])
     config = configured(tiny.llamagen(), "chain")
     encode, rng = some_of(conditioning(3, 5), 0)
@@ -318,7 +319,8 @@ def test_only_the_newest_shapes_are_kept() -> None:
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_decoding_moves_nothing_that_an_earlier_one_reads(name: str) -> None:
-    """A recorded step holds addresses: vanilla's must stay when a method with more nodes begins on the same target."""
+    """A recorded step has fixed addresses: vanilla's must stay when a method with more nodes begins on the same
+    target."""
     target = tiny.llamagen(side=4)
     with torch.inference_mode():
         first = Decoding(configured(target, "none"), conditioning(2, 0), tiny.rng(2))
@@ -336,7 +338,7 @@ def test_a_decoding_moves_nothing_that_an_earlier_one_reads(name: str) -> None:
 
 
 def test_a_repeated_recording_keeps_what_it_reads() -> None:
-    """The device only knows addresses: memory that nobody holds is given to others."""
+    """The device only knows addresses: memory without an owner is given to others."""
 
     def replays(functions: Mapping[str, Action], device: torch.device) -> list[Action]:
         return [lambda: None for _ in functions]
@@ -378,6 +380,6 @@ def test_a_function_of_tensors_is_recorded_for_its_shapes() -> None:
 def test_an_engine_that_cannot_work_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for engine in ("graph", "compiled", "triton"):
         assert cli.main(["run", "n=1", f"engine={engine}", "device=cpu"]) == 2
-        assert f"engine={engine} records CUDA graphs, and the device is cpu" in capsys.readouterr().err
+        assert f"engine={engine} records CUDA graphs, but the device is cpu" in capsys.readouterr().err
     assert cli.main(["run", "n=1", "engine=fast"]) == 2
     assert "engine" in capsys.readouterr().err

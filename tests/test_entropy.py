@@ -31,7 +31,8 @@ def test_the_temperature_of_a_distribution_of_two_tokens() -> None:
 
 
 def test_the_filters_come_first_and_the_entropy_is_of_what_they_leave() -> None:
-    """The third token is outside of top_k: it does not count towards the entropy either. At entropy 0 nothing moves."""
+    """The third token is outside of top_k, so it does not count for the entropy either. At entropy 0 nothing
+    changes."""
     logits = torch.tensor([[0.0, math.log(3), -0.1], [5.0, -torch.inf, -torch.inf]])
     probs = Sampling(1.4, top_k=2, entropy=CURVE).probs(logits)
     assert probs[0].tolist() == pytest.approx([1 / 2.341258, 1.341258 / 2.341258, 0], abs=1e-6)
@@ -57,7 +58,7 @@ def test_the_filtered_distribution_follows_from_the_unfiltered_one() -> None:
     ],
 )
 def test_every_exact_method_stays_exact(words: str, more: str) -> None:
-    """Against the distribution by its definition; without the setting it is 0.07 and more away."""
+    """Against the distribution by its definition; without the setting the distance is 0.07 or more."""
     model = built_in("v3t5")
     method = assemble(configuration.compose([*words.split(), more]), model)
     row = measure(method, model, 4000, margin=1)
@@ -80,7 +81,7 @@ def test_a_run_without_it_keeps_its_hash_and_a_list_has_three_numbers() -> None:
 
 
 def test_a_row_states_the_temperature_of_its_likelihoods(call: Call, tmp_path: Path) -> None:
-    """It said 1.4, the factor of the temperature by entropy."""
+    """It used to state 1.4, the factor of the temperature by entropy."""
     assert call("run", "method=sjd", "temperature=1.4", CFG, "n=2", "warmup=0", "metrics=none", "out=a")[0] == 0
     row = row_of(tmp_path / "a")
     assert row["perplexity_backend"].endswith("cfg_scale 3, temperature 1")

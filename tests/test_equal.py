@@ -34,8 +34,8 @@ _CONTEXT = metrics.ScoringContext(metrics.ASSETS, Path())
 
 
 def run(name: str, steps: float, divergence: float, noise: int, only: Sequence[int] = range(N)) -> ScoredPass:
-    """A run whose images have about so many steps and so much emitted KL; `noise` is of it alone, the prompts' own is
-    in all."""
+    """A run whose images have about this many steps and this emitted KL. `noise` is the run's own; the noise of the
+    prompts is the same in all runs."""
     noise_rng, shared = np.random.default_rng(noise), np.random.default_rng(0).normal(size=N)
     many = np.round(steps * (1 + 0.1 * shared) + noise_rng.normal(size=N))
     much = divergence * (1 + 0.2 * shared) + 0.002 * noise_rng.normal(size=N)
@@ -56,13 +56,13 @@ def curves(only: Sequence[int] = range(N)) -> dict[str, list[ScoredPass]]:
 
 @pytest.mark.parametrize("x", ["step_compression", "accepted_length_mean"])
 def test_the_error_of_a_difference_is_that_of_the_jackknife(x: str) -> None:
-    """Each prompt left out in turn, the whole computation again. The two errors of 24 prompts differ by about 1 in 24,
-    and 9,999 samples find their quantile within 2 %."""
+    """The whole computation is repeated without each prompt in turn. The two errors of 24 prompts differ by about 1 in
+    24, and 9,999 samples find their quantile within 2 %."""
     (row,) = equal.rows(curves(), x, "emitted_kl")
     ends: list[float] = [row["from_x"], row["to_x"]]  # type: ignore[list-item]
 
     def difference(only: Sequence[int]) -> float:
-        """Over the range of all prompts, by numpy's own interpolation."""
+        """Over the range of all prompts, with numpy's own interpolation."""
         at, means = np.linspace(*ends, 101), []
         for runs in curves(only).values():
             points = [equal.point(folder, x, "emitted_kl") for folder in runs]
@@ -82,7 +82,7 @@ def test_the_error_of_a_difference_is_that_of_the_jackknife(x: str) -> None:
 
 
 def test_a_value_lies_on_the_line_between_two_runs() -> None:
-    """Left of the first run a curve has the y of that run, in every sample."""
+    """To the left of the first run a curve has the y of that run, in every sample."""
     ones = np.ones(3)
     points = [equal.CurvePoint(x * ones, ones, y, 0 * ones) for x, y in ((3.0, 9.0), (1.0, 1.0), (2.0, 4.0))]
     curve = equal.curve(points, np.array([[1, 1, 1], [3, 0, 0]]))
@@ -98,7 +98,7 @@ def test_a_value_lies_on_the_line_between_two_runs() -> None:
 
 def test_a_band_is_as_wide_as_the_largest_of_many_differences_asks_for() -> None:
     """21 independent differences of 10,000 prompts: the largest of 21 normal deviations is below 3.03 in 95 % of
-    samples, one of them below 1.96. With 20,000 samples a quantile of either has a standard error of about 1 %."""
+    samples, a single one below 1.96. With 20,000 samples a quantile of either has a standard error of about 1 %."""
     x, rng = np.tile(np.linspace(2.0, 3.0, 21), (20_001, 1)), np.random.default_rng(5)
     sampled = np.concatenate([np.full((1, 21), 0.5), 0.5 + rng.normal(size=(20_000, 21))])
     difference = equal.difference(equal.SampledCurve(x, 0 * x), equal.SampledCurve(x, sampled), 10_000)
@@ -117,8 +117,8 @@ TRUE_Y = np.array([0.0, 0.001, 0.008, 0.03, 0.077, 0.137])
 
 
 def simulated(rng: np.random.Generator, steeper: float) -> dict[str, list[equal.CurvePoint]]:
-    """Two curves from one exact run: the true y of the second is `steeper` times the y of the first. 24 prompts differ
-    by 13 % in steps and 12 % in divergence, the same in all runs, and each run adds noise of its own to both."""
+    """Two curves from one exact run: the true y of the second is `steeper` times the y of the first. The 24 prompts
+    vary by 13 % in steps and 12 % in divergence, equally in all runs, and each run adds its own noise to both."""
     shared, curves_by_label = rng.normal(size=(2, N)), {}
     exact = None
     for label, factor in (("a", 1.0), ("b", steeper)):
@@ -134,7 +134,8 @@ def simulated(rng: np.random.Generator, steeper: float) -> dict[str, list[equal.
 
 def test_intervals_cover_the_truth_and_the_test_keeps_its_level() -> None:
     """200 simulations of 24 prompts. At a coverage of 95 % the truth is outside in 10 of them, with a standard
-    deviation of 3.1: more than 10 + 4 * 3.1 = 22 are not chance. The same for rejections of a true null hypothesis."""
+    deviation of 3.1: more than 10 + 4 * 3.1 = 22 are not chance. The same holds for rejections of a true null
+    hypothesis."""
     for steeper in (1.0, 2.0):
         rng, outside, rejected, missed = np.random.default_rng(2), 0, 0, 0
         for _ in range(200):
@@ -163,7 +164,7 @@ def test_several_images_of_a_prompt_count_once() -> None:
 
 
 def same(first: Mapping[str, Any], second: Mapping[str, Any], rel: float = 1e-6) -> None:
-    """Whether two rows have the same numbers and texts, except for y; lists have six digits."""
+    """Asserts that two rows have the same numbers and texts, except for y; lists have six digits."""
     assert first.keys() == second.keys()
     for name in first.keys() - {"y"}:
         if name in ("at", "values", "differences", "margins"):
@@ -209,7 +210,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
 
 @pytest.fixture
 def rewarded(tmp_path: Path) -> dict[str, list[str]]:
-    """Two curves of two runs each, whose images are scored by one reader."""
+    """Two curves of two runs each. One reader scores their images."""
     rng, folders_by_label = np.random.default_rng(3), dict[str, list[str]]()
     for label, reward in (("band", 0.9), ("cool", 0.7)):
         for many in (130, 118):
@@ -235,7 +236,7 @@ def test_a_metric_that_some_runs_lack_or_score_otherwise_is_refused(rewarded: di
 
 
 def test_a_metric_is_compared_as_a_statistic_of_the_same_values_is(tmp_path: Path) -> None:
-    """Prompts of several images, too, and in any order of the records. Scores are float32."""
+    """Also with several images per prompt, and in any order of the records. Scores are float32."""
     rewards, statistics = {}, curves()
     for label, runs in statistics.items():
         for number, path in enumerate(runs):
@@ -285,7 +286,8 @@ def test_a_metric_of_all_images_together_has_the_error_of_its_row(tmp_path: Path
 
 
 class CurveBench(FakeBench):
-    """Rows of a step compression; a pair of curves differs by 0.01, with p = 1e-6 for the first pair and 0.5 else."""
+    """Rows with a step compression; a pair of curves differs by 0.01, with p = 1e-6 for the first pair and 0.5 for the
+    others."""
 
     def row(self, run: PlannedRun) -> Mapping[str, Any]:
         run.folder.mkdir(parents=True)
@@ -353,7 +355,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> measure.TablePlan:
 
 
 def test_the_tests_of_a_panel_are_adjusted_for_those_that_are_still_to_come(done: measure.TablePlan) -> None:
-    """Else the p of a panel would grow with every other panel that is compared."""
+    """Otherwise the p of a panel would grow with every other panel that is compared."""
     chain = tuple(row for row in done.pairs if row["panel"] == "EAGLE-1, chain of 5")
     for measured in (done.pairs, chain):
         [(_, p), *others] = matched.adjusted_pairs(replace(done, pairs=measured))[
@@ -362,7 +364,7 @@ def test_the_tests_of_a_panel_are_adjusted_for_those_that_are_still_to_come(done
         assert p == pytest.approx(sum(PAIRS) * 1e-6)
         assert {q for _, q in others} == {1.0}
     sheet = matched.build(replace(done, pairs=chain), "")
-    assert f"{sum(PAIRS) - 36} of which are not compared" in sheet.remarks[-1]
+    assert f"{sum(PAIRS) - 36} of them are not compared" in sheet.remarks[-1]
     assert {cell.value for entry in sheet.entries[36:] for cell in entry.cells} == {""}
     # runs of other rows are compared again
     first = next(run for run in done.runs if run.key in PANELS[0].keys)
@@ -401,7 +403,7 @@ def test_the_tests_of_a_panel_survive_a_stop(tmp_path: Path) -> None:
 
 
 def test_a_curve_that_did_not_measure_the_column_is_left_out(tmp_path: Path) -> None:
-    """What typical acceptance emits on a tree has no known distribution."""
+    """The emitted distribution of typical acceptance on a tree is not known."""
 
     class Partly(CurveBench):
         def row(self, run: PlannedRun) -> Mapping[str, Any]:

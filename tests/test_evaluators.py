@@ -77,7 +77,7 @@ def test_a_stored_evaluator_answers_as_before(kind: str, pictures: Tensor, tmp_p
 
 
 def test_what_is_read_and_how_surely() -> None:
-    """Two pictures, the second without any object: its slots count neither as right nor as wrong."""
+    """Two pictures. The second has no object: its slots count neither as right nor as wrong."""
     labels = torch.tensor([scenes.sample("train", 0).scene.labels(), [0, 1] + [worlds.ABSENT] * 12])
     logits = [torch.zeros(2, len(choices)) for choices in scenes.ATTRIBUTES.values()]
     logits[0][0, (labels[0, 0] + 1) % 6] = 5.0  # layout of picture 0: sure of something else
@@ -133,7 +133,7 @@ def test_degrade_blurs_as_strongly_as_it_says() -> None:
 
 
 def edited(captions: list[str]) -> list[list[str]]:
-    """The words of captions after one round of edits; the given rows stay as they are."""
+    """The words of captions after one round of edits; the given rows do not change."""
     ids = {word: i + 2 for i, word in enumerate(scenes.WORLD.vocabulary())}
     rows = np.zeros((len(captions), 40), dtype=np.int64)
     for row, caption in zip(rows, captions):
@@ -183,7 +183,7 @@ def test_the_contrastive_loss_is_the_mean_of_both_directions() -> None:
 
 
 def test_train_all_trains_what_is_missing_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two steps of each: this is about files and statistics, not about learning."""
+    """Two steps of each: this test is about files and statistics, not about learning."""
     for name in ("CLASSIFIER_RECIPE", "READER_RECIPE", "TWO_TOWER_RECIPE"):
         monkeypatch.setattr(te, name, Recipe(steps=2, batch=8, lr=1e-3, warmup=1))
     train, validation = (Split(*scenes.render(split, range(n))) for split, n in (("train", 24), ("validation", 20)))
@@ -227,7 +227,7 @@ def test_training_learns(tmp_path: Path) -> None:
 
 
 def test_two_tower_statistics_count_what_they_say() -> None:
-    """With embeddings planted by hand: picture i matches caption i, except that 0 and 1 are exchanged."""
+    """With hand-made embeddings: picture i matches caption i, except that 0 and 1 are exchanged."""
 
     class Planted(ev.TwoTower):
         def __init__(self) -> None:

@@ -14,9 +14,9 @@ OTHER_MODELS = {"sjd_table8"}  # has no line of an embedded model
 
 
 def test_every_table_is_made_by_one_step() -> None:
-    made = Counter(name for step in evidence.STEPS for name in step.tables)
-    assert set(made) == set(TABLES) - OTHER_MODELS
-    assert set(made.values()) == {1}
+    steps_by_table = Counter(name for step in evidence.STEPS for name in step.tables)
+    assert set(steps_by_table) == set(TABLES) - OTHER_MODELS
+    assert set(steps_by_table.values()) == {1}
 
 
 def test_tables_of_seconds_have_the_machine_alone() -> None:
@@ -34,7 +34,8 @@ def test_tables_of_seconds_have_the_machine_alone() -> None:
 
 @pytest.fixture
 def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
-    """What is run in a folder of its own, and whether its memory is kept: of "two" the first time stops."""
+    """The commands that run in a separate folder, and whether each keeps its freed memory. "two" fails the first
+    time."""
     calls: list[tuple[str, bool]] = []
 
     class Done:
@@ -59,8 +60,8 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool
 def test_a_stopped_step_goes_on_and_rows_of_parts_are_joined(
     ran: list[tuple[str, bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second of two commands fails first; the first is not run again. Seconds are measured with the memory of
-    users."""
+    """The second of two commands fails at first; the first command is not run again. Seconds are measured with the
+    memory settings of users."""
     monkeypatch.setattr("sys.argv", ["evidence.py"])
     assert [evidence.main() for _ in range(3)] == [1, 0, 0]
     assert ran == [("one", True), ("two", True), ("two", True), ("seconds", False)]

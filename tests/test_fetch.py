@@ -1,4 +1,4 @@
-"""`specbench fetch`, without a network: a hub made of dictionaries, and a web server on this machine."""
+"""`specbench fetch` without a network: a hub made of dictionaries, and a web server on this machine."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ HF_FILES = {"config.json": b"{}", "model.safetensors": b"weights", "pytorch_mode
 
 
 def blob_id(content: bytes) -> str:
-    """What git calls a file: `git hash-object`."""
+    """Git's name of a file: `git hash-object`."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 class FakeHub:
-    """Repositories as dictionaries; `asked` lists what was asked for. `before` is called ahead of every download."""
+    """Repositories as dictionaries; `asked` lists the requests. `before` is called before every download."""
 
     def __init__(self) -> None:
         self.repositories: dict[str, dict[str, bytes]] = {
@@ -97,7 +97,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
 
 @pytest.fixture
 def call(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
-    """Runs `specbench fetch` with a home of its own -> (exit code, stdout, stderr)."""
+    """Runs `specbench fetch` with a separate home -> (exit code, stdout, stderr)."""
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
@@ -105,7 +105,7 @@ def call(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
 
 
 def refused(call: Call, *arguments: str) -> str:
-    """The sentence of a fetch that fails."""
+    """The message of a fetch that fails."""
     code, _, err = call(*arguments, "--yes")
     assert code == 2
     return err
@@ -123,7 +123,7 @@ def stop(*_: Any) -> None:
 
 
 def record_of(folder: Path) -> dict[str, Any]:
-    """What SOURCE.json says of each part."""
+    """The content of SOURCE.json for each part."""
     return dict(json.loads((folder / "SOURCE.json").read_text())["parts"])
 
 
@@ -170,7 +170,7 @@ def test_a_model_arrives_with_its_record(call: Call, hub: FakeHub) -> None:
     assert f"target/: {T2I}, main, now commit {FIRST} (MIT)" in out
     assert f"text/: {T5}, commit {pinned} (Apache 2.0)" in out
     assert "t2i_XL_stage1_256.pt\n" in out
-    assert re.search(r"to fetch: \d+ B; free there: [\d.]+ [GM]B", out)
+    assert re.search(r"to fetch: \d+ B; free disk space: [\d.]+ [GM]B", out)
     assert "non-commercial" not in out
     parts = record_of(folder)
     assert (parts["target"]["commit"], parts["target"]["revision"], parts["text"]["commit"]) == (FIRST, "main", pinned)
@@ -211,7 +211,8 @@ def test_the_licence_is_told_and_meta_s_checksums_are_kept(
 
 
 def test_an_interrupted_fetch_goes_on_at_the_same_commit(call: Call, hub: FakeHub) -> None:
-    """The branch moves meanwhile: what has begun stays at its commit, and the rest is fetched at the newest."""
+    """The branch moves in the meantime: a part that has begun stays at its commit, and the rest is fetched at the
+    newest commit."""
 
     def stop_at_second(name: str) -> None:
         if name == T5_WEIGHTS[1]:
@@ -250,7 +251,7 @@ def test_revision_and_repository_name_another_target(call: Call, hub: FakeHub, t
 
 
 def test_a_file_of_the_same_size_is_checked_by_its_blob_id(call: Call, hub: FakeHub) -> None:
-    """The hub has no SHA-256 of a small file, but git's name of its content."""
+    """For a small file the hub has no SHA-256, but git's name of its content."""
     assert blob_id(b"hello\n") == "ce013625030ba8dba906f756967f9e9ca394464a"  # echo hello | git hash-object --stdin
     hub.repositories[T5] = {name: b for name, b in hub.repositories[T5].items() if name != "spiece.model"}
     hub.arrives = lambda content: content.replace(b"tokenizer.json", b"tokenizer.nosj")
@@ -265,7 +266,7 @@ def test_the_user_s_own_files_are_taken_or_refused_but_never_replaced(call: Call
     own_file = home.model_folder("llamagen_xl") / "target/t2i_XL_stage1_256.pt"
     own_file.parent.mkdir(parents=True)
     own_file.write_bytes(b"short")
-    assert f"{own_file} has 5 bytes, the one of {T2I} has 20: move it away" in refused(call, "model=llamagen_xl")
+    assert f"{own_file} has 5 bytes, but the file of {T2I} has 20: move it away" in refused(call, "model=llamagen_xl")
     own_file.write_bytes(b"x" * 20)
     assert f"{own_file} is not the published file" in refused(call, "model=llamagen_xl")
     assert own_file.read_bytes() == b"x" * 20
@@ -330,7 +331,7 @@ def test_what_the_hub_answers_is_told(call: Call, hub: FakeHub) -> None:
 
 
 def test_a_listing_that_never_ends_costs_one_sentence(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub that sends a byte now and then is never silent for as long as the client's own timeout."""
+    """A hub that sends a byte now and then is never silent for the client's own timeout."""
     monkeypatch.setattr(downloads, "LONGEST", 0.1)
     never = threading.Event()
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: never.wait(60))
@@ -470,8 +471,8 @@ def test_sizes_are_known_by_name_or_not_at_all() -> None:
 
 
 def test_the_error_for_missing_weights_has_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of the next step, which names what the run named and is a command line of specbench. What it brings is then
-    there, and the next error has the next step."""
+    """The command of the next step. It contains the names of the run, and it is a command line of specbench. After it
+    the files exist, and the next error has the following step."""
     for case, (words, commands) in enumerate(
         (
             ("model=llamagen_xl method=vanilla", ["specbench fetch model=llamagen_xl"]),
@@ -587,7 +588,7 @@ def test_a_plain_file_arrives_with_its_record(call: Call, parti: Web, tmp_path: 
 
 
 def test_a_broken_download_goes_on(call: Call, parti: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the same process, in another one, and after Ctrl-C; also from a server that knows no ranges."""
+    """In the same process, in another process, and after Ctrl-C; also from a server that does not support ranges."""
     parti.breaks = [1000, 700]
     fetched(call, "data=parti")
     assert [ranges for _, ranges in parti.asked] == [None, "bytes=1000-", "bytes=1700-"]
@@ -634,7 +635,7 @@ def test_a_file_of_another_size_or_content_is_refused(call: Call, parti: Web) ->
 
 
 def test_no_file_grows_beyond_its_published_size(call: Call, parti: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an answer without a length, and of a compressed one."""
+    """Also for an answer without a length, and for a compressed one."""
     monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1 << 16)
     endless: tuple[bytes, dict[str, str]] = (b"?" * 3_000_000, {})
     for parti.sends, parti.headers in (endless, (gzip.compress(bytes(3_000_000)), {"Content-Encoding": "gzip"})):
@@ -669,7 +670,7 @@ VOCABULARY, REWARD, INCEPTION = b"[PAD]\nred\n", b"reward" * 99, b"inception" * 
 
 @pytest.fixture
 def evaluators(hub: FakeHub, web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
-    """A hub and a server of releases that have ImageReward's files and Inception's, with these few bytes."""
+    """A hub and a server of releases with ImageReward's files and Inception's, which have these few bytes."""
     checksums = {"image_reward": REWARD, "image_reward/text": VOCABULARY, "inception": INCEPTION}
     for name, content in checksums.items():
         part = registry.evaluators()[name]
@@ -736,7 +737,7 @@ def test_a_file_at_a_plain_address_is_fetched(call: Call, web: Web, monkeypatch:
 
 
 def test_a_file_of_unknown_size_is_fetched(call: Call, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server is asked for it. DPG-Bench's table has a published MD5, GenEval 2's file a SHA-256."""
+    """The server is asked for the size. DPG-Bench's table has a published MD5, GenEval 2's file a SHA-256."""
     part, content = registry.evaluators()["dpg_questions"], b"item_id,text\n" * 99
     assert not part.sizes
     web.content["/dpg_bench/dpg_bench.csv"] = content
@@ -814,7 +815,7 @@ def test_archives_are_unpacked_as_far_as_they_are_needed(call: Call, coco: Web) 
 def test_room_for_what_an_archive_holds_is_asked_for(call: Call, coco: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     size = sum(file.size for file in registry.data_sources()["coco2017"].files)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 2 * size - 1))
-    assert re.search("has .* of disk space, and .* data_dir=DIR", refused(call, "data=coco2017"))
+    assert re.search("has .* of disk space, but .* data_dir=DIR", refused(call, "data=coco2017"))
     assert coco.asked == []
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 2 * size))
     fetched(call, "data=coco2017")

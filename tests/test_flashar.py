@@ -33,7 +33,7 @@ PREFIX, VOCAB = 3, 5
 
 
 def network(side=3, seed=0, layers=3, branch=1):
-    """Random weights, far enough from zero for gates and distributions to differ."""
+    """Random weights, far enough from zero that gates and distributions differ."""
     torch.manual_seed(seed)
     shape = FlashARConfig(
         16, layers, 2, None, 24, VOCAB, PREFIX, caption_dim=8, block_size=side * side, branch_layers=branch
@@ -62,7 +62,7 @@ def norm(x, weight, eps=1e-5):
 
 
 def rotated(x, cell, side):
-    """x (heads, 8) at a cell: pairs 0 and 1 turn with the row, 2 and 3 with the column; in the prefix it is zero."""
+    """x (heads, 8) at a cell: pairs 0 and 1 rotate with the row, 2 and 3 with the column; no rotation in the prefix."""
     if cell is None:
         return torch.zeros_like(x)
     angles = torch.tensor([at / 10000 ** (i / 2) for at in divmod(cell, side) for i in (0, 1)])
@@ -223,7 +223,7 @@ def test_an_image_does_not_depend_on_the_batch():
 
 @torch.no_grad()
 def test_images_have_the_product_of_the_fused_distributions():
-    """Of 2x2 images: chi-square over all 625 of them. The threshold is missed by chance once in 10,000 seeds."""
+    """2x2 images: chi-square over all 625 of them. The threshold is missed by chance once in 10,000 seeds."""
     model, count = network(side=2), 4000
     out = sampled(model, conditioning(count, same=True), count, Sampling())
     images = torch.tensor([*itertools.product(range(VOCAB), repeat=4)])

@@ -38,7 +38,7 @@ METHODS = [
     if not parameters.is_continuous("rule", parameters.method_choices(name)["rule"])
 ]
 TINY = ("weights=random", "reduced=true", "dtype=float32")
-#: Rows begin before the end of the ones above.
+#: Methods in which a row begins before the row above it ends.
 PARALLEL = {"zipar": ["window=2"], "pjd": ["t_ctx=2"]}
 
 
@@ -262,8 +262,8 @@ def read_back(folder, model, bundle):
     Returns it."""
     again = reload(folder, model)
     ids = again.target.image.ids
-    wanted = bundle.target.state_dict() | {"output.weight": written(bundle)[0]["lm_head.weight"][ids]}
-    torch.testing.assert_close(dict(again.target.state_dict()), dict(wanted), rtol=0, atol=0)
+    expected = bundle.target.state_dict() | {"output.weight": written(bundle)[0]["lm_head.weight"][ids]}
+    torch.testing.assert_close(dict(again.target.state_dict()), dict(expected), rtol=0, atol=0)
     assert again.target.cfg == bundle.target.cfg
     torch.testing.assert_close(dict(again.tokenizer.state_dict()), dict(bundle.tokenizer.state_dict()), rtol=0, atol=0)
     return again, ids

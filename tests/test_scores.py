@@ -106,9 +106,9 @@ def test_a_smaller_n_is_another_row_and_the_larger_one_comes_back(call: Call, we
     shown, _ = start(call, "n=4", "metrics=clip_b32")
     cfg = configuration.compose(["n=4", "metrics=clip_b32"])
     alone = run.run(cfg, "alone", loader=FakePipeline).row
-    same = set(COLUMNS) - {"run_id", "baseline_run_id", "time", "peak_memory_mib"}
-    same -= {c for c in same if c.startswith(("text_s", "pixels_s"))}
-    assert {c: shown[c] for c in same} == {c: alone[c] for c in same}
+    columns = set(COLUMNS) - {"run_id", "baseline_run_id", "time", "peak_memory_mib"}
+    columns -= {c for c in columns if c.startswith(("text_s", "pixels_s"))}
+    assert {c: shown[c] for c in columns} == {c: alone[c] for c in columns}
     assert status.of_run(Path("first")).n == 4
     assert "nothing left to do" not in start(call, "metrics=fid", "n=8")[1]  # the row was replaced again
     after = files_of("first")

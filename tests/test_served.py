@@ -205,9 +205,9 @@ def test_the_server_and_the_model_are_named(server: StubServer, tmp_path: Path) 
     assert client(server).identity() == ("", [])
     unknown = configured(server, "model_name=mine", "n=1", "extra_body={seed:null}")
     note = run.run(unknown, tmp_path / "unknown").row["note"]
-    assert "the server does not tell its version" in note
+    assert "the server does not report its version" in note
     assert "the requests had no seed" in note
-    with pytest.raises(UsageError, match="does not name its model: give model_name="):
+    with pytest.raises(UsageError, match="does not name its model: set model_name="):
         run.run(configured(server), tmp_path / "run")
     row = run.run(configured(server, "model_name=mine", "server='my engine 3'", "n=1"), tmp_path / "run").row
     assert (row["model"], row["server"]) == ("mine", "my engine 3")
@@ -248,7 +248,6 @@ def test_requests_at_a_time_and_arrivals(server: StubServer, tmp_path: Path) -> 
     gaps = served.arrivals(5, 4000, 20.0)
     # Exponential gaps with mean 1/20: their mean has the standard error 1/20/sqrt(4000) = 0.0008, and their standard
     # deviation equals the mean within 1/20/sqrt(2000).
-    # deviation equals the mean up to 1/20/sqrt(2000).
     assert gaps.mean() == pytest.approx(0.05, abs=0.004)
     assert gaps.std() == pytest.approx(0.05, abs=0.006)
     assert (served.arrivals(5, 10, 20.0) == gaps[:10]).all()
@@ -285,7 +284,7 @@ def test_a_bad_argument_is_a_short_error(call: Call) -> None:
         with pytest.raises(UsageError, match=sentence):
             configuration.compose(arguments.split())
     code, _, err = call("bench", "engine=http", "url=http://x")
-    assert (code, "only specbench run asks it" in err) == (2, True)
+    assert (code, "use it with specbench run only" in err) == (2, True)
 
 
 def test_the_python_interface(server: StubServer, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A LlamaGen small enough to enumerate: 2x2 tokens, five codes, random weights; and what tests do with decodings."""
+"""A LlamaGen small enough to enumerate: 2x2 tokens, five codes, random weights; and helpers for tests of decodings."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ def teacher(model: LlamaGen, tokens: Tensor, features: Tensor) -> Tensor:
 
 
 def sequence_probs(model: LlamaGen, cond: Conditioning, cfg_scale: float) -> Tensor:
-    """Of every token sequence under one prompt, (V**T,), first token most significant, without any cache."""
+    """The probability of every token sequence under one prompt, (V**T,), first token most significant, without any
+    cache."""
     sequences = torch.tensor(list(itertools.product(range(VOCAB), repeat=model.cfg.block_size)))
     index = torch.zeros(len(sequences), dtype=torch.int64)
     prefix = model.condition(Conditioning(cond.features[index], cond.valid[index]), True)
@@ -116,7 +117,7 @@ def verdict(words: str, model: Any, samples: int, **options: Any) -> str:
 
 
 def rng(images: int | Iterable[int], seed: int = 0, device: str = "cpu") -> RandomStreams:
-    """images: how many, or their numbers."""
+    """images: their number, or their indices."""
     return RandomStreams([(seed, i) for i in (range(images) if isinstance(images, int) else images)], device)
 
 
@@ -127,13 +128,13 @@ def results(out: Decoded[Any]) -> dict[str, Any]:
 
 
 def image(out: Decoded[Any], row: int) -> list[Any]:
-    """What a decoding gives of one row."""
+    """The results of a decoding for one row."""
     return [x[row] for x in results(out).values()]
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Bit for bit: tensors, and lists and dictionaries of them; a NaN, which means not computed, equals
-    another one."""
+    """Equal bit for bit: tensors, and lists and dictionaries of them. A NaN, which means not computed, equals another
+    NaN."""
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(equal(a[name], b[name]) for name in a)
     if isinstance(a, list):
