@@ -397,19 +397,19 @@ class Enumeration:
                 self._follow(t + 1, after_this + x, 1, chance * float(p[x]))
             return
         level = torch.tensor(depth)
-        made = torch.zeros(self.vocab)
+        emitted = torch.zeros(self.vocab)
         for x in range(self.vocab):
             token = torch.tensor(x)
             keep = float(self.rule.accept(p, q, token, level))
             after = p if self.rule.deterministic else self.rule.residual(p, q, token, level)
-            made[x] += q[x] * keep
-            made += q[x] * (1 - keep) * after
+            emitted[x] += q[x] * keep
+            emitted += q[x] * (1 - keep) * after
             if depth == t + 1:
                 self.expected += chance * float(q[x]) * keep
             self._follow(t + 1, after_this + x, depth + 1, chance * float(q[x]) * keep)
             for y in range(self.vocab):
                 self._follow(t + 1, after_this + y, 1, chance * float(q[x]) * (1 - keep) * float(after[y]))
-        self.bound += chance * 0.5 * float((made - p).abs().sum())
+        self.bound += chance * 0.5 * float((emitted - p).abs().sum())
 
 
 def test_the_bound_of_a_sequence_against_enumeration() -> None:

@@ -231,7 +231,7 @@ def test_every_variant_has_its_row(call: Call, tmp_path: Path, monkeypatch: pyte
     assert code == 0, err
     rows = cells_of(tmp_path / "all.csv")
     by_variant = {(row["method"], row["variant"]): row for row in rows}
-    assert list(by_variant) == [(name, variant) for name in few for variant in variants.of(name)]
+    assert list(by_variant) == [(name, variant) for name in few for variant in variants.names(name)]
     assert "stored=old" in by_variant["scd", "released"]["parameters"]
     assert "window=4 " in by_variant["scd", "released"]["parameters"]
     assert "\nscd variant=exact (rule exact): lossless" in out
@@ -256,7 +256,7 @@ MISTAKES = [
     (["audit.workers=0"], "audit.workers must be an integer of at least 1 and at most 256 (got 0)"),
     (
         ["audit.device=gpu"],
-        "audit.device must be cpu (default), cuda or cuda:N; CUDA with the fused kernels of engine=triton (got 'gpu')",
+        "audit.device must be cpu (default), cuda or cuda:N; CUDA uses the fused kernels of engine=triton (got 'gpu')",
     ),
     (["audit.device=cuda:99"], "device=cuda:99 "),  # where there is no CUDA, and where there are fewer devices
     (["audit.seed=-1"], "audit.seed must be an integer of at least 0"),

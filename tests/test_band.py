@@ -185,9 +185,9 @@ def test_block_verification_emits_the_same_and_accepts_more() -> None:
         rule.output_distribution(a.double(), b.double(), torch.ones(len(a), dtype=torch.int64)) for a, b in zip(p, q)
     ]
     steps = []
-    for way in (TokenWise(), BlockVerification()):
+    for verification in (TokenWise(), BlockVerification()):
         drafter = TabularDrafter(q, chain_paths(4))
-        config = DecoderConfig(TabularTarget(p), drafter, rule, Sampling(), verification=way)
+        config = DecoderConfig(TabularTarget(p), drafter, rule, Sampling(), verification=verification)
         out = decode(config, None, tiny.rng(20_000))
         assert tiny.fit(codes(out.tokens, 3), sequence_probs(emitted)) > 1e-4
         assert tiny.fit(codes(out.tokens, 3), sequence_probs(p)) < 1e-6
@@ -220,14 +220,14 @@ def test_selection_of_bands_agrees_with_block_and_exact() -> None:
     rows, size = 200, 9
     step = torch.zeros(rows, dtype=torch.int64)
 
-    def verdict(paths: str | list[tuple[int, ...]], way: Verification, rule: Rule) -> VerificationResult:
+    def verdict(paths: str | list[tuple[int, ...]], verification: Verification, rule: Rule) -> VerificationResult:
         tree, g = build(parse(paths)), torch.Generator().manual_seed(0)
         p = nodes(rows * tree.nodes, size, torch.float32)[0].view(rows, tree.nodes, size)
         q = nodes(rows * tree.inner.shape[1], size, torch.float32)[1].view(rows, -1, size)
         above = q[:, tree.slot[0, tree.parent[0]]].flatten(0, 1)
         tokens = torch.multinomial(above, 1, generator=g).view(rows, -1)
         draft = Draft(tree, tokens, q, torch.ones(rows, tree.nodes, dtype=torch.bool), replacement=True)
-        return way.verify(p, draft, rule, tiny.rng(rows), step)
+        return verification.verify(p, draft, rule, tiny.rng(rows), step)
 
     pairs = (
         (chain_paths(4), (BlockVerification(), Band(0.5, 0.5, 4)), (Selected(), Band(0.5, 0.5, 4))),

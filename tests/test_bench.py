@@ -191,12 +191,12 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_one_state_is_held_at_a_time(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys and values of a 7B model's image take gigabytes, and three of them used to be in memory."""
-    made: list[weakref.ref[Decoding]] = []
+    references: list[weakref.ref[Decoding]] = []
     most, initial = [], Decoding.__init__
 
     def counted(self: Decoding, *args: Any, **kwargs: Any) -> None:
-        made.append(weakref.ref(self))
-        most.append(sum(reference() is not None for reference in made))
+        references.append(weakref.ref(self))
+        most.append(sum(reference() is not None for reference in references))
         initial(self, *args, **kwargs)
 
     monkeypatch.setattr(Decoding, "__init__", counted)

@@ -82,7 +82,7 @@ def test_the_bounds_refuse_nothing_that_anyone_runs() -> None:
 
 def test_a_number_of_thousands_of_digits_costs_a_sentence(call: Call) -> None:
     for word in ["seed=" + "9" * 6000, "n=" + "9" * 400, "delta=" + "9" * 5000]:
-        assert "number of hundreds of digits" in refused(call, "run", word), word
+        assert "number with hundreds of digits" in refused(call, "run", word), word
 
 
 def test_an_image_has_fewer_tokens_than_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ def test_a_run_of_any_name_can_be_gone_on_with(
     monkeypatch.setattr(run, "_load_pipeline", at(0, interrupt))
     code, _, err = call(*words)
     assert code == 130, err
-    again = shlex.split(err[err.index("to go on: ") + 10 :])  # as a shell would read it
+    again = shlex.split(err[err.index("to continue: ") + 13 :])  # as a shell would read it
     assert again[0] == "specbench"
     monkeypatch.setattr(run, "_load_pipeline", FakePipeline)
     assert call(*again[1:])[0] == 0

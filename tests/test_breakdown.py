@@ -141,7 +141,7 @@ def test_damaged_and_served_records(folders: Folders) -> None:
     with pytest.raises(UsageError, match="the steps in its records are damaged"):
         of_pass(passes.read(folders.make("huge", huge)))
     served = [image(i, [], request_s=1.0, tokens=0, steps=0, accepted=0, drafted=0) for i in range(3)]
-    with pytest.raises(UsageError, match="a server does not tell its steps"):
+    with pytest.raises(UsageError, match="a server reports no steps"):
         of_pass(passes.read(folders.make("served", served)))
     assert breakdown(served) == []
 

@@ -93,7 +93,7 @@ def test_every_command_lists_its_arguments_and_refuses_a_bad_one(call: Call, tmp
             assert "unrecognized arguments: --nope" in refused(call, name, "--nope")
             for argument in [argument for argument in command.own if argument[0] != "-"][:1]:
                 assert f"'{argument}' is given twice" in refused(call, name, f"{argument}=1", f"{argument}=2")
-                assert f"'{argument}=' lacks its value" in refused(call, name, f"{argument}=")
+                assert f"'{argument}=' has no value" in refused(call, name, f"{argument}=")
                 assert f"write {argument}=x instead of --{argument}" in refused(call, name, f"--{argument}", "x")
     assert list(tmp_path.iterdir()) == []
 
@@ -400,7 +400,7 @@ def test_list_tells_whether_weights_are_here(call: Call, tmp_path: Path, monkeyp
     assert weights["eagle_tree"] is weights["cspd"] is False
     assert weights["none"] is weights["cool"] is None
     assert "[weights here]" in call("list", "models")[1]
-    assert "[weights absent]" in call("list", "drafters")[1]
+    assert "[weights missing]" in call("list", "drafters")[1]
     assert all(set(entry) == {"name", "line", "weights", "plugin"} and entry["line"] for entry in listed["drafters"])
 
 

@@ -203,7 +203,7 @@ def test_an_image_that_kills_its_workers_is_given_up(ray: FakeRay) -> None:
     events = decode("workers=2", "batch=4")
     assert sorted(indices(events)) == [0, 1, 3, 4, 5]
     assert [event for event in events if isinstance(event, Failure)] == [
-        Failure(2, "3 workers died over it (RayActorError: out of luck)")
+        Failure(2, "3 workers died while decoding it (RayActorError: out of luck)")
     ]
 
 
@@ -249,9 +249,9 @@ def test_one_worker_a_device(ray: FakeRay) -> None:
             assert workers._cfg["device"] == device
             assert ray.options["num_gpus"] == int(device == "cuda")
     for resources, wanted, sentence in (
-        (one_gpu, "auto", "workers=2 take a device each, and there are 1 GPUs"),
-        ({"CPU": 1}, "cpu", "workers=2 take a device each, and there are 1 processors"),
-        (two_gpus, "cuda:1", "give device=cuda instead of cuda:1"),
+        (one_gpu, "auto", "workers=2 needs as many GPUs"),
+        ({"CPU": 1}, "cpu", "workers=2 needs as many processors"),
+        (two_gpus, "cuda:1", "device=cuda:1 names one device"),
     ):
         ray.resources, ray.ended = resources, False
         cfg = configuration.compose([*WORDS, "workers=2", f"device={wanted}"])

@@ -84,12 +84,12 @@ def test_compiled_steps_give_the_same_bits(
     monkeypatch.setattr(ops, "product", F.linear)
     target, conditioning = make()
     config = DecoderConfig(target, test_engine.DRAFTERS[name](target), exact(), SAMPLING, emitted_draws=2)
-    made: Counter[str] = Counter()
-    engine = Graphs(compiling(test_engine.at_once, traced(made)))
+    compilations: Counter[str] = Counter()
+    engine = Graphs(compiling(test_engine.at_once, traced(compilations)))
     assert tiny.equal(
         *(tiny.results(decode(config, conditioning, tiny.rng(2), executed)) for executed in (engine, None))
     )
-    assert made.total() == shapes
+    assert compilations.total() == shapes
 
 
 def one_pass(blocks: nn.ModuleList, nodes: int, record: Recorder) -> tuple[Tensor, KVCache]:
@@ -112,14 +112,14 @@ def one_pass(blocks: nn.ModuleList, nodes: int, record: Recorder) -> tuple[Tenso
 
 @torch.inference_mode()
 def test_there_are_more_shapes_than_dynamo_compiles_by_default() -> None:
-    made: list[Any] = []
+    graphs: list[Any] = []
     call = torch.compile(
-        call_block, backend=lambda module, inputs: made.append(module) or module, fullgraph=True, dynamic=False
+        call_block, backend=lambda module, inputs: graphs.append(module) or module, fullgraph=True, dynamic=False
     )
     blocks = nn.ModuleList([Block(BlockConfig(16, 2, 2, 24)).bfloat16()])
     for nodes in range(1, 11):
         one_pass(blocks, nodes, compiling(test_engine.at_once, lambda: call))
-    assert len(made) == 10 > torch._dynamo.config.recompile_limit
+    assert len(graphs) == 10 > torch._dynamo.config.recompile_limit
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")

@@ -192,7 +192,7 @@ def test_a_bad_word_costs_one_sentence() -> None:
         ("protocol=nope", "unknown protocol 'nope' (choose from: coolsd_fig4, coolsd_fig5, "),
         ("protocol=sjd_table4@2", "protocol sjd_table4 has version 1 here, not 2: write protocol=sjd_table4, or "),
         ("protocol=sjd_table4,sjd_table3", "add -m"),
-        ("protocol=null,sjd_table4", "null means no protocol and stands alone"),
+        ("protocol=null,sjd_table4", "null means no protocol; run it separately"),
         ("protocol=true", "unknown protocol 'True'"),
         ("hydra/launcher=nope", "Could not find 'hydra/launcher/nope'"),
     ]:

@@ -83,14 +83,14 @@ def test_damage_changes_no_number(begun: Callable[..., Path], tmp_path: Path, li
             shutil.rmtree(copy, ignore_errors=True)
             shutil.copytree(whole, copy)
             dict(damages(copy / file, other / file))[what]()
-            said, made = outcome(copy)
-            assert not said or file.name in said, (file, what, said)
-            if said:
+            message, row = outcome(copy)
+            assert not message or file.name in message, (file, what, message)
+            if message:
                 names.add(file.name)
                 continue
-            differ = {c: (made[c], wanted[c]) for c in SAME if made[c] != wanted[c]}
+            differ = {c: (row[c], wanted[c]) for c in SAME if row[c] != wanted[c]}
             assert differ == {}, (file, what)
-            assert row_of(copy) == made
+            assert row_of(copy) == row
     assert {"config.yaml", "run.json", "records.jsonl"} <= names
     assert {file.name for file in files} >= {"records.jsonl", "config.yaml", "row.csv", "00000.png"}
 
@@ -192,11 +192,11 @@ def _link(path: Path) -> None:
 def test_only_files_of_its_own_are_a_runs(kind: Callable[[Path], None], call: Call) -> None:
     """No command hangs, leaves the folder, or reads or writes through a link out of it; also the commands that only
     read end."""
-    made = finished(Path("made"), "n=2", "metrics=none")
+    folder = finished(Path("made"), "n=2", "metrics=none")
     old = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it hangs"))
-    for name in (*FILES, min((made / "images").iterdir()).relative_to(made)):
+    for name in (*FILES, min((folder / "images").iterdir()).relative_to(folder)):
         shutil.rmtree("here", ignore_errors=True)
-        path = Path(shutil.copytree(made, "here")) / name
+        path = Path(shutil.copytree(folder, "here")) / name
         if not path.exists():
             path.write_bytes(b"")
         kind(path)

@@ -89,14 +89,14 @@ def logits_of(target: Language, net: DFlashNetwork, conditioning: Any, tokens: T
     root = len(prefix) + count - 1
     positions, padding = torch.arange(root + size), (~prefix.valid).sum(1, keepdim=True)
     rope = target.rope_at(target.reserved(root + size, len(prefix)), positions.expand(len(streams), -1), padding)
-    made = []
+    outputs = []
     for row in range(len(streams)):
         seen = torch.cat([prefix.valid[row], torch.ones(count, dtype=torch.bool)])[:root].nonzero().flatten()
         table = rope[row % len(rope)]
         anchor = target.tok_embeddings.weight[target.ids(streams[row, -1])]
         wide = hidden[row, seen, target.block.dim :]
-        made.append(target.head(plainly(net, wide, anchor, table[seen], table[root:])[1:]))
-    return torch.stack(made)
+        outputs.append(target.head(plainly(net, wide, anchor, table[seen], table[root:])[1:]))
+    return torch.stack(outputs)
 
 
 @torch.inference_mode()

@@ -135,7 +135,7 @@ def test_embedded_drafters_are_chosen_by_name(capsys):
     assert registry.weights_label(default) == registry.weights_label(configuration.compose(["method=eagle1"]))
     for method, guidance, sentence in (
         ("eagle1", "embedded:steps61", "unknown eagle weights 'steps61' (choose from: "),
-        ("medusa", "embedded:steps100", "medusa has no embedded weights but the default ones"),
+        ("medusa", "embedded:steps100", "medusa has only the default embedded weights"),
     ):
         with pytest.raises(UsageError, match=sentence.replace("(", r"\(")):
             configuration.compose([f"method={method}", f"drafter.weights={guidance}"])
@@ -147,11 +147,11 @@ def test_a_card_states_every_drafter_under_guidance(tmp_path):
     stated = card.drafter_statistics(scenes.WORLD, registry.ASSETS, torch.device("cpu"), 4)
     assert set(stated) == set(card.DRAFTERS)
     cfg_scale = parameters.default("model", "llamagen_scenes", "cfg_scale")
-    made = card.Card()
-    made.add({"eagle3": {"seconds": 1.0}}, "elsewhere", ["eagle3"])
-    made.add(stated, "here", ["eagle3", *card.DRAFTERS])
-    (tmp_path / "card.md").write_text(made.render())
-    assert card.Card.read(tmp_path / "card.md").render() == made.render()
+    drawn = card.Card()
+    drawn.add({"eagle3": {"seconds": 1.0}}, "elsewhere", ["eagle3"])
+    drawn.add(stated, "here", ["eagle3", *card.DRAFTERS])
+    (tmp_path / "card.md").write_text(drawn.render())
+    assert card.Card.read(tmp_path / "card.md").render() == drawn.render()
     for name, statistics in stated.items():
         assert statistics["cfg_scale"] == cfg_scale
         if name != "tv_eagle_guided":  # guidance multiplies the errors of logits that were trained without

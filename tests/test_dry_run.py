@@ -44,9 +44,9 @@ def test_a_dry_run_does_nothing_and_knows_nothing_of_a_new_machine(dry: Call, tm
     assert code == 0
     assert list(tmp_path.iterdir()) == []
     lines = dict(line.split(maxsplit=1) for line in out.splitlines()[2:])
-    assert lines["decode"] == "8 images, 0 of 8 are there"  # the baseline's, too
+    assert lines["decode"] == "8 images, 0 of 8 exist"  # the baseline's, too
     several = dry("run", "--dry-run", "method=sjd", "n=4", "images_per_prompt=3", *SMALL, "out=one")[1]
-    assert "decode    24 images, 0 of 24 are there" in several
+    assert "decode    24 images, 0 of 24 exist" in several
     assert lines["time"] == "unknown for 1 of 1 runs: the store has no such row of this machine"
     assert lines["disk"].startswith("at most ")
     assert lines["memory"].startswith(
@@ -64,9 +64,9 @@ def test_time_is_from_rows_of_this_machine(dry: Call) -> None:
     out = dry("run", "--dry-run", "method=sjd", "n=6", *SMALL, "out=two")[1]
     assert "time      0:02:09 of decoding, one run after the other, without scoring\n" in out  # 6 * (5.5 + 16)
     out = dry("run", "--dry-run", "method=sjd", "window=8", "n=6", *SMALL, "out=two")[1]
-    assert "(1 by the same method with other parameters)" in out
+    assert "(1 estimated from the same method with other parameters)" in out
     out = dry("run", "--dry-run", "method=sjd", "n=6", *SMALL, "out=one")[1]
-    assert "decode    4 images, 8 of 12 are there" in out
+    assert "decode    4 images, 8 of 12 exist" in out
     assert "time      0:00:43" in out
     assert "finished" in dry("run", "--dry-run", "method=sjd", "n=4", *SMALL, "out=one")[1]
 
@@ -228,7 +228,7 @@ def test_without_a_dry_run_an_absent_gpu_stays_an_error(monkeypatch: pytest.Monk
     config = configuration.compose(["device=cuda", "engine=graph"])
     with pytest.raises(UsageError, match="device=cuda needs CUDA"):
         run.check(config)
-    [planned] = forecast.foresee([PlannedRun(Path("one"), config)]).runs
+    [planned] = forecast.dry_run([PlannedRun(Path("one"), config)]).runs
     assert planned.fault == ""
 
 
@@ -258,7 +258,7 @@ def test_images_and_records_take_no_more_than_said(call: Call, tmp_path: Path) -
     files = [*tmp_path.glob("one/*/*.png"), *tmp_path.glob("one/*.jsonl")]
     todo = of_jobs(configuration.grid([*words[:-1], "out=two"], False), False, tmp_path)
     assert len(files) >= 5
-    assert sum(path.stat().st_size for path in files) <= forecast.foresee(todo.runs).disk[0]
+    assert sum(path.stat().st_size for path in files) <= forecast.dry_run(todo.runs).disk[0]
 
 
 # --- docs/reproduce.md ------------------------------------------------------------------------------------------------

@@ -164,13 +164,15 @@ def test_the_distances() -> None:
 
 
 def test_an_infinite_divergence_is_no_value() -> None:
-    made = images(trace(outside=0.09), [4, 9])
-    assert [(r.emitted_tv, r.emitted_kl) for r in made] == [(0.25, None), (0.0, 0.0)]
-    assert made[0].emitted_outside == pytest.approx(0.01)
-    row = summary.columns(made)
+    records = images(trace(outside=0.09), [4, 9])
+    assert [(r.emitted_tv, r.emitted_kl) for r in records] == [(0.25, None), (0.0, 0.0)]
+    assert records[0].emitted_outside == pytest.approx(0.01)
+    row = summary.columns(records)
     assert (row["emitted_tv"], row["emitted_kl"], row["emitted_kl_stderr"]) == (0.125, None, None)
     cfg = {"rule": "lantern", "emitted_draws": 8}
-    assert emitted_remarks(cfg, made) == ["emitted_kl: infinite, as the target never gives 0.005 of the emitted tokens"]
+    assert emitted_remarks(cfg, records) == [
+        "emitted_kl: infinite, as the target never gives 0.005 of the emitted tokens"
+    ]
     assert emitted_remarks(cfg, images(trace(), [4, 9])) == []
 
 
@@ -178,15 +180,17 @@ def test_what_was_not_measured_is_no_value() -> None:
     measured, cfg = trace(), {"rule": "typical", "drafter": "medusa", "emitted_draws": 8}
     five = ["emitted_tv", "emitted_kl", "emitted_outside", "emitted_kl_optimal", "emitted_ratio"]
     for absent in (torch.zeros(2, 0), torch.full((2, 9), torch.nan)):
-        made = images(replace(measured, **dict.fromkeys(five, absent)), [4, 9])
-        row = summary.columns(made)
+        records = images(replace(measured, **dict.fromkeys(five, absent)), [4, 9])
+        row = summary.columns(records)
         assert [row[c] for c in ("emitted_tv", "emitted_tv_stderr", "emitted_kl", "emitted_kl_stderr")] == [None] * 4
         why = "emitted_kl: like emitted_tv not computed for "
-        assert emitted_remarks(cfg, made) == [why + "rule typical on trees of sampled tokens"]
-        assert emitted_remarks(cfg | {"verification": "block"}, made) == [why + "verification=block"]
-        assert emitted_remarks(cfg | {"emitted_draws": 0}, made) == []
-        mixed = [made[0], images(measured, [4, 9])[1]]
-        assert emitted_remarks(cfg, mixed) == ["emitted_kl: not recorded of 1 images, which an earlier process decoded"]
+        assert emitted_remarks(cfg, records) == [why + "rule typical on trees of sampled tokens"]
+        assert emitted_remarks(cfg | {"verification": "block"}, records) == [why + "verification=block"]
+        assert emitted_remarks(cfg | {"emitted_draws": 0}, records) == []
+        mixed = [records[0], images(measured, [4, 9])[1]]
+        assert emitted_remarks(cfg, mixed) == [
+            "emitted_kl: not recorded for 1 images, which an earlier process decoded"
+        ]
 
 
 # --- whole sequences --------------------------------------------------------------------------------------------------

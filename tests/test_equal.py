@@ -364,7 +364,7 @@ def test_the_tests_of_a_panel_are_adjusted_for_those_that_are_still_to_come(done
         assert p == pytest.approx(sum(PAIRS) * 1e-6)
         assert {q for _, q in others} == {1.0}
     sheet = matched.build(replace(done, pairs=chain), "")
-    assert f"{sum(PAIRS) - 36} of which are not compared" in sheet.remarks[-1]
+    assert f"{sum(PAIRS) - 36} of them are not compared" in sheet.remarks[-1]
     assert {cell.value for entry in sheet.entries[36:] for cell in entry.cells} == {""}
     # runs of other rows are compared again
     first = next(run for run in done.runs if run.key in PANELS[0].keys)

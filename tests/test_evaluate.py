@@ -38,12 +38,12 @@ def call(call: Call) -> Call:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Real images of scenes with the ids 0, 1, ...; their captions are in prompts.tsv next to the folder."""
-    made = tmp_path / "pictures"
-    made.mkdir()
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
     for i, picture in enumerate(scenes.render("validation", range(N))[0]):
-        Image.fromarray(picture).save(made / f"{i}.png")
+        Image.fromarray(picture).save(pictures / f"{i}.png")
     write_prompts(tmp_path / "prompts.tsv", dict(enumerate(CAPTIONS)))
-    return made
+    return pictures
 
 
 def write_prompts(path: Path, prompts: dict[int, str]) -> None:
@@ -174,7 +174,7 @@ def test_prompts_are_needed_by_what_reads_them(call: Call, folder: Path, monkeyp
 
     # the distance itself takes seconds to import
     monkeypatch.setattr(ScenesFID, "score", first_feature)
-    assert "scenes_clip reads prompts: give prompts=FILE" in refused(call, "pictures", "metrics=scenes_clip")
+    assert "scenes_clip reads prompts: use prompts=FILE" in refused(call, "pictures", "metrics=scenes_clip")
     assert call("pictures", "metrics=scenes_fid", "out=out")[0] == 0
     alone = row_of("out")
     assert (alone["data"], alone["prompts_hash"]) == (None, None)
@@ -194,7 +194,7 @@ def test_a_file_in_the_folder_has_the_prompts(call: Call, folder: Path, calls: l
     (folder / "metadata.jsonl").write_text("\n".join(lines[::-1]))
     code, _, err = call("pictures", "metrics=scenes_clip", "out=own")
     assert code == 0
-    assert "the prompts are those of pictures/metadata.jsonl" in err
+    assert "the prompts come from pictures/metadata.jsonl" in err
     assert call(*WORDS, "out=given")[0] == 0
     from_folder, from_argument = row_of("own"), row_of("given")
     assert (from_folder["clip_score"], from_folder["data"], from_folder["prompts"]) == (
@@ -206,7 +206,7 @@ def test_a_file_in_the_folder_has_the_prompts(call: Call, folder: Path, calls: l
     assert sum(calls) == 2 * N
     (folder / "captions.txt").write_text("\n".join(CAPTIONS))
     two = refused(call, "pictures", "metrics=scenes_clip", "out=own")
-    assert "pictures holds 2 files of prompts (captions.txt, metadata.jsonl): name one, prompts=" in two
+    assert "pictures holds 2 files of prompts (captions.txt, metadata.jsonl): choose one with prompts=" in two
     (folder / "metadata.jsonl").unlink()
     assert "no image has the name of 1 prompt (6)" in refused(call, "pictures", "metrics=scenes_clip", "out=own")
 

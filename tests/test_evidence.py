@@ -14,9 +14,9 @@ OTHER_MODELS = {"sjd_table8"}  # has no line of an embedded model
 
 
 def test_every_table_is_made_by_one_step() -> None:
-    made = Counter(name for step in evidence.STEPS for name in step.tables)
-    assert set(made) == set(TABLES) - OTHER_MODELS
-    assert set(made.values()) == {1}
+    steps_by_table = Counter(name for step in evidence.STEPS for name in step.tables)
+    assert set(steps_by_table) == set(TABLES) - OTHER_MODELS
+    assert set(steps_by_table.values()) == {1}
 
 
 def test_tables_of_seconds_have_the_machine_alone() -> None:

@@ -51,7 +51,7 @@ def test_ctrl_c_finishes_the_image_and_writes_a_row(calm: Path, tmp_path: Path) 
         )
     ):
         out = tmp_path / f"run{case}"
-        with pytest.raises(run.Stopped, match=f"a row over the first {n} in its row.csv"):
+        with pytest.raises(run.Stopped, match=f"the row over the first {n} is in its row.csv"):
             execute(out, *words, loader=at(2, interrupt, empty))
         assert set(images(out)) == set(range(n))  # including the image in progress
         row = row_of(out)
@@ -87,9 +87,9 @@ def test_ctrl_c_says_how_to_go_on_with_a_grid(call: Call, tmp_path: Path, monkey
     [folder] = tmp_path.glob("runs/*/*")
     last = err.splitlines()[-1]
     assert "3 of 6 images" in last
-    assert "a row over the first 3 in its row.csv" in last
+    assert "the row over the first 3 is in its row.csv" in last
     again = f"run -m delta=1,2 {' '.join(WORDS)} out={folder.relative_to(tmp_path)}"
-    assert last.endswith(f"; to go on: specbench {again}")
+    assert last.endswith(f"; to continue: specbench {again}")
     assert [job.name for job in folder.iterdir() if job.is_dir()] == ["delta=1"]
 
 
@@ -204,14 +204,14 @@ def test_too_little_memory_makes_the_batches_smaller(calm: Path, tmp_path: Path)
     row = execute(tmp_path / "run", "batch=5", "warmup=1", loader=hungry(2))
     assert images(tmp_path / "run") == images(calm)
     assert [r.batch for r in read_records(tmp_path / "run/records.jsonl")] == [2] * 6
-    assert "for want of memory some images were decoded in batches of 2" in row["note"]
+    assert "memory was too small: some images were decoded in batches of 2" in row["note"]
 
 
 def test_an_image_that_never_fits_is_recorded_and_tried_again(call: Call, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(run, "_load_pipeline", hungry(2, never=(1, 4)))
     code, _, err = call("run", *WORDS, "batch=2", "baseline=false", "out=here")
     assert code == 1
-    assert err.splitlines()[-1].startswith("specbench: 2 images could not be decoded, see here/failures.jsonl")
+    assert err.splitlines()[-1].startswith("specbench: 2 images could not be decoded (see here/failures.jsonl)")
     assert set(images(tmp_path / "here")) == {0, 2, 3, 5}
     assert not (tmp_path / "here/row.csv").exists()
     code, out, _ = call("status", "here")
@@ -310,7 +310,7 @@ def test_resume_goes_on_by_the_folders_own_words(call: Call, tmp_path: Path, mon
     monkeypatch.setattr(run, "_load_pipeline", at(5, interrupt))
     code, _, err = call("resume", "here", "n=8")
     assert code == 130
-    assert err.splitlines()[-1].endswith("; to go on: specbench resume here n=8")
+    assert err.splitlines()[-1].endswith("; to continue: specbench resume here n=8")
     monkeypatch.setattr(run, "_load_pipeline", FakePipeline)
     code, out, _ = call("resume", "here", "n=8", "workers=1")
     assert code == 0

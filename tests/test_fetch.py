@@ -170,7 +170,7 @@ def test_a_model_arrives_with_its_record(call: Call, hub: FakeHub) -> None:
     assert f"target/: {T2I}, main, now commit {FIRST} (MIT)" in out
     assert f"text/: {T5}, commit {pinned} (Apache 2.0)" in out
     assert "t2i_XL_stage1_256.pt\n" in out
-    assert re.search(r"to fetch: \d+ B; free there: [\d.]+ [GM]B", out)
+    assert re.search(r"to fetch: \d+ B; free disk space: [\d.]+ [GM]B", out)
     assert "non-commercial" not in out
     parts = record_of(folder)
     assert (parts["target"]["commit"], parts["target"]["revision"], parts["text"]["commit"]) == (FIRST, "main", pinned)
@@ -266,7 +266,7 @@ def test_the_user_s_own_files_are_taken_or_refused_but_never_replaced(call: Call
     own_file = home.model_folder("llamagen_xl") / "target/t2i_XL_stage1_256.pt"
     own_file.parent.mkdir(parents=True)
     own_file.write_bytes(b"short")
-    assert f"{own_file} has 5 bytes, the one of {T2I} has 20: move it away" in refused(call, "model=llamagen_xl")
+    assert f"{own_file} has 5 bytes, but the file of {T2I} has 20: move it away" in refused(call, "model=llamagen_xl")
     own_file.write_bytes(b"x" * 20)
     assert f"{own_file} is not the published file" in refused(call, "model=llamagen_xl")
     assert own_file.read_bytes() == b"x" * 20
@@ -815,7 +815,7 @@ def test_archives_are_unpacked_as_far_as_they_are_needed(call: Call, coco: Web) 
 def test_room_for_what_an_archive_holds_is_asked_for(call: Call, coco: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     size = sum(file.size for file in registry.data_sources()["coco2017"].files)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 2 * size - 1))
-    assert re.search("has .* of disk space, and .* data_dir=DIR", refused(call, "data=coco2017"))
+    assert re.search("has .* of disk space, but .* data_dir=DIR", refused(call, "data=coco2017"))
     assert coco.asked == []
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 2 * size))
     fetched(call, "data=coco2017")

@@ -153,7 +153,7 @@ def test_text_stays_text(text: str) -> None:
     assert all("\n" not in cell and len(cell.splitlines()) <= 1 for cell in (latex, markdown))
     row = plain_row() | {"note": text, "prompts": text, "file": text, "command": text, "command_exact": True}
     shots = {"x": {0: report.Shot(b"", text)}}
-    written = report.page(report.Found([row], audits=[{"verdict": text}], shots=shots))
+    written = report.page(report.ReportContent([row], audits=[{"verdict": text}], shots=shots))
     message = re.search(r'id="data">(.*?)</script>', written, re.DOTALL)
     assert message is not None
     assert not set("<>&") & set(message[1])

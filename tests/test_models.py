@@ -112,10 +112,10 @@ def test_a_golden_that_differs_from_the_model_is_an_error(tmp_path):
         ("out/cached_state", torch.zeros(2), "out/cached_state"),
         ("in/second_mask", torch.zeros(2), "in/second_mask"),
         ("param/model.layers.3.mlp.up_proj.weight", torch.zeros(2), r"model\.layers\.3\.mlp\.up_proj"),
-        ("in/step_tokens", None, "lacks 'in/step_tokens'"),
+        ("in/step_tokens", None, "has no 'in/step_tokens'"),
         ("param/model.norm.weight", None, r"model\.norm\.weight"),
         ("head_dim", 16, "head_dim=16"),
-        ("vocab_size", None, "lacks 'vocab_size'"),
+        ("vocab_size", None, "has no 'vocab_size'"),
     ):
         config, t = dict(meta["config"]), dict(tensors)
         changed = t if "/" in name else config

@@ -444,7 +444,7 @@ def test_methods_in_raster_order_refuse_such_a_target(words: str, message: str) 
 def test_fused_kernels_and_trained_drafters_refuse_it() -> None:
     for engine in ("triton", "compiled"):
         cfg = configuration.compose(["model=lpd_l", "method=vanilla", f"engine={engine}"])
-        with pytest.raises(UsageError, match=f"engine={engine} has the blocks of models in raster order, and lpd_l"):
+        with pytest.raises(UsageError, match=f"engine={engine} supports models in raster order only, and lpd_l"):
             check_engine(cfg)
     with pytest.raises(UsageError, match="arpg_scenes decodes in its own order, and no drafter"):
         recipes.plan(["drafter=eagle", "model=arpg_scenes"])

@@ -128,7 +128,7 @@ def test_a_broken_plugin_is_a_short_error(install_broken: Callable[..., None], c
         (
             {"broken/conf/metrics/mine.yaml": "mine: {metric: 'm:M', columns: {mine: {title: Mine}}}\n"},
             "[specbench.conf]\na = broken.conf\n",
-            "column mine is not declared well (missing a required argument: 'better')",
+            "column mine is declared wrongly (missing a required argument: 'better')",
         ),
         (
             {"broken/conf/metrics/mine.yaml": "mine: {metric: 'm:M', columns: {window: {}}}\n"},

@@ -437,7 +437,7 @@ def test_the_report_names_what_was_written(bench: Bench) -> None:
     assert str(bench.outcome.folder.row) in text
     assert str(bench.outcome.folder.sheet) in text
     assert f"3.10 ± {row['speedup_latency_stderr']:.2f}x in latency, 3.10 ± 0.29x in steps" in text
-    assert "timing           over 6 pairs with vanilla: holds" in text
+    assert "timing           over 6 pairs with vanilla: valid" in text
     assert f"perplexity       {row['perplexity']:.2f} ± {row['perplexity_stderr']:.2f}, drafts' total variation" in text
     assert "emitted          KL to the target 0.3750 ± 0.0559 nats, TV 0.1875 ± 0.0280 (a token)" in text
     assert "not measured in latency, " in replace(bench.outcome, row=row | {"speedup_latency": None}).report()

@@ -136,7 +136,7 @@ def test_the_shown_values_of_a_row() -> None:
     }
     for valid, seconds in (("false", set()), ("true", {"latency_s_mean", "speedup_latency"})):
         row = dict.fromkeys(COLUMNS) | base | values | {"timing_valid": valid}
-        [page_row] = report.page_data(report.Found(rows=[row]))["rows"]
+        [page_row] = report.page_data(report.ReportContent(rows=[row]))["rows"]
         assert page_row["values"].keys() & {"latency_s_mean", "speedup_latency"} == seconds
 
 

@@ -205,9 +205,9 @@ def test_the_server_and_the_model_are_named(server: StubServer, tmp_path: Path) 
     assert client(server).identity() == ("", [])
     unknown = configured(server, "model_name=mine", "n=1", "extra_body={seed:null}")
     note = run.run(unknown, tmp_path / "unknown").row["note"]
-    assert "the server does not tell its version" in note
+    assert "the server does not report its version" in note
     assert "the requests had no seed" in note
-    with pytest.raises(UsageError, match="does not name its model: give model_name="):
+    with pytest.raises(UsageError, match="does not name its model: set model_name="):
         run.run(configured(server), tmp_path / "run")
     row = run.run(configured(server, "model_name=mine", "server='my engine 3'", "n=1"), tmp_path / "run").row
     assert (row["model"], row["server"]) == ("mine", "my engine 3")
@@ -284,7 +284,7 @@ def test_a_bad_argument_is_a_short_error(call: Call) -> None:
         with pytest.raises(UsageError, match=sentence):
             configuration.compose(arguments.split())
     code, _, err = call("bench", "engine=http", "url=http://x")
-    assert (code, "only specbench run asks it" in err) == (2, True)
+    assert (code, "use it with specbench run only" in err) == (2, True)
 
 
 def test_the_python_interface(server: StubServer, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_suite_that_is_stopped_twice_has_the_numbers_of_single_runs(call: Call
     for _ in range(2):
         code, _, err = call("suite", "my.yaml", "out=s", "batch=2")
         assert code == 130
-        assert err.splitlines()[-1].endswith("to go on: specbench resume s")
+        assert err.splitlines()[-1].endswith("to continue: specbench resume s")
     code, out, _ = call("status", "s")
     assert "s: 8 runs, " in out
     assert " not started; " in out
@@ -212,7 +212,7 @@ BAD: list[tuple[Mapping[str, Any], str]] = [
     ({"lines": {"a": {"method": "sjd"}}, "n": 0}, "n must be an integer of at least 1 (got 0)"),
     ({"lines": {"a": {"method": "sjd"}}, "columns": ["nope"]}, "unknown column 'nope'"),
     ({"lines": {"a": {"method": "sjd"}}, "columns": [{"fid": {"colour": 1}}]}, "columns: fid has no 'colour'"),
-    ({"lines": {"a": {"method": "sjd"}}, "seeds": [1, 1]}, "seeds names one twice"),
+    ({"lines": {"a": {"method": "sjd"}}, "seeds": [1, 1]}, "seeds contains one seed twice"),
     ({"lines": {"a": {"method": "sjd"}}, "defaults": ["nope"]}, "unknown suite 'nope'"),
     ({"lines": {"a": {"method": "sjd"}}, "figure": {"x": "n"}}, "figure needs x and y"),
     (
@@ -221,7 +221,7 @@ BAD: list[tuple[Mapping[str, Any], str]] = [
     ),
     ({"lines": {"a": {"method": "sjd"}}, "rows_of": "audit"}, "rows_of must be one of run, bench, probe"),
     ({"lines": {"a": {"method": "nope"}}}, "line a on llamagen_scenes: unknown method 'nope'"),
-    ({"lines": {"a": {"method": "sjd", "seed": 1}}, "seeds": [0]}, "line a has a seed of its own"),
+    ({"lines": {"a": {"method": "sjd", "seed": 1}}, "seeds": [0]}, "line a has its own seed"),
     ({"lines": {"a": {"method": "sjd"}, "b": {"method": "sjd"}}}, "lines a and b of bad are the same run"),
 ]
 

@@ -357,7 +357,7 @@ def test_masses_of_ratios_whose_product_overflows() -> None:
         ("gsd verification=segment", "has rule gsd: use verification=token, or rule=exact"),
         ("eagle1 verification=segment", "drafter eagle_tree drafts a tree"),
         ("sjd_sv alpha=1.5", "alpha must be 1 or less"),
-        ("vvs rule=exact verification=traversal", "tokens without verification, which verification=traversal"),
+        ("vvs rule=exact verification=traversal", "tokens without verification, and verification=traversal"),
         ("cspd model=mar_scenes verification=traversal",
          "mar_scenes has continuous tokens, which verification=traversal does not support"),
         ("sd verification=block", None),

@@ -143,7 +143,7 @@ def plan(arguments: Sequence[str]) -> TrainingPlan:
 
     Raises UsageError for unknown, contradictory or missing arguments.
     """
-    training_arguments, run_arguments = _split_arguments(command_line.read(arguments, own=TABLE))
+    training_arguments, run_arguments = _split_arguments(command_line.read(arguments, command_arguments=TABLE))
     kind = training_arguments.get("drafter")
     if kind is None:
         raise UsageError(f"name the drafter to train: drafter={'|'.join(TABLE['drafter'].choices)}")

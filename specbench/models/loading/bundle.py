@@ -44,7 +44,7 @@ class Bundle:
         self.world = registry.world_of(cfg)
         self.reduced: bool = cfg["reduced"]
         self.device, self.dtype = device, dtype
-        self.drafter_weights = registry.own_drafter(cfg)
+        self.drafter_weights = registry.drafter_path(cfg)
         self.folder = registry.weights_folder(cfg)
         if self.folder is not None:
             missing_weights.check({**cfg, "drafter": "none", "drafter_weights": None})
