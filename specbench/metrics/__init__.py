@@ -109,7 +109,8 @@ def scoring_context(cfg: Mapping[str, Any], device: str = "cpu", batch: int = Sc
 
 
 def missing(name: str, context: ScoringContext) -> str:
-    """What is missing here for the metric `name`, in one line; empty if its weights are available."""
+    """Which files or packages are missing here for the metric `name`, in one line; empty if its weights are
+    available."""
     try:
         metric(name, context).cache_key  # noqa: B018 (raises)
     except Unavailable as e:
