@@ -256,7 +256,7 @@ MISTAKES = [
     (["audit.workers=0"], "audit.workers must be an integer of at least 1 and at most 256 (got 0)"),
     (
         ["audit.device=gpu"],
-        "audit.device must be cpu (default), cuda or cuda:N; CUDA with the fused kernels of engine=triton (got 'gpu')",
+        "audit.device must be cpu (default), cuda or cuda:N; CUDA uses the fused kernels of engine=triton (got 'gpu')",
     ),
     (["audit.device=cuda:99"], "device=cuda:99 "),  # where there is no CUDA, and where there are fewer devices
     (["audit.seed=-1"], "audit.seed must be an integer of at least 0"),

@@ -46,7 +46,7 @@ def official(tmp_path_factory):
     parts = {"text_config": text, "vision_config": vision, "vq_config": codes}
     model = GlmImageForConditionalGeneration(GlmImageConfig(**parts, image_token_id=16598)).eval()
     with torch.no_grad():
-        for name, p in model.named_parameters():  # biases and norms that matter, and far from equal logits
+        for name, p in model.named_parameters():  # biases and norms that affect the output, and unequal logits
             p.add_(0.3 * torch.randn_like(p)) if p.dim() == 1 else p.mul_(1 if "embed_tokens" in name else 6)
     folder = tmp_path_factory.mktemp("glm")
     model.save_pretrained(folder / "target")
@@ -74,7 +74,7 @@ def test_glm_image_equals_transformers(official):
     logits = ours.head(ours.uncached(prefix, tokens[:, :-1]))[:, len(prefix) - 1 :]
     # float32 sums of 64 numbers in another order, two layers
     assert_close(logits, torch.stack(generated.logits, 1), atol=2e-4, rtol=1e-4)
-    assert tokens.unique().numel() > 5  # not one token everywhere, which positions would not change
+    assert tokens.unique().numel() > 5  # not the same token everywhere, which positions would not change
 
 
 @pytest.mark.parametrize("wrong", [{"partial_rotary_factor": 1.0}, {"mrope_section": [2, 2, 2]}])

@@ -212,7 +212,7 @@ def test_no_step_waits_for_the_host(name: str, device: str) -> None:
             steps.record_stats()
 
 
-@pytest.mark.parametrize("name", ["tree", "medusa", "draft_model", "sjd"])  # a network by each name, and none
+@pytest.mark.parametrize("name", ["tree", "medusa", "draft_model", "sjd"])  # a network for each name, and none
 def test_everything_these_tests_decode_is_on_the_device(name: str) -> None:
     """Conditioning and networks too. Fake CUDA tensors report the device."""
     config, lint = config_on(name, "cpu"), Lint()

@@ -60,7 +60,7 @@ def session(forced: list[int] | None, codes: int, size: int) -> Any:
     (torch.float32, 130, 1.0, True),
     (torch.bfloat16, 1, 1.0, False),
     (torch.float32, 7, 3.0, False),
-    (torch.float32, 500, 1.0, False),  # more than there are
+    (torch.float32, 500, 1.0, False),  # more than the vocabulary has
 ])  # fmt: skip
 @torch.inference_mode()
 def test_distributions(dtype: torch.dtype, top_k: int | None, scale: float, grammar: bool) -> None:

@@ -200,7 +200,7 @@ def test_rules(rule: Rule) -> None:
     for paths, kind in ((CHAIN, "sampled"), (TREE, "mixed"), (TREE, "deterministic")):
         tree = shared(paths)
         plain = agree(*drafted(tree, 77, 40, kind_of(tree, kind)), rule)
-        assert len(set(plain.length.tolist())) > 1, kind  # it is not settled at the root
+        assert len(set(plain.length.tolist())) > 1, kind  # the root does not decide every row
 
 
 def near(size: int, count: int) -> Tensor:
@@ -393,7 +393,7 @@ def test_lossless_verification(name: str, kinds: tuple[str, ...]) -> None:
     than siblings."""
     for kind in kinds:
         plain = agree(*DRAFTS[name](19, kind), verification=VERIFICATIONS[name])
-        assert len(set(plain.length.tolist())) > 1  # it is not settled at the root
+        assert len(set(plain.length.tolist())) > 1  # the root does not decide every row
 
 
 @pytest.mark.parametrize(

@@ -270,7 +270,7 @@ def test_misuse_is_a_clear_error(assets: Path, images: np.ndarray, items: list[I
 def test_every_metric_has_a_line_and_its_columns() -> None:
     names = list(parameters.single_metrics())
     assert set(NAMES) <= set(names)
-    assert set(parameters.choices("metrics")) - set(names) >= {"scenes", "none"}  # sets
+    assert set(parameters.choices("metrics")) - set(names) >= {"scenes", "none"}  # names of sets
     assert all(metrics.choice(name).line for name in names)
     assert all(f"{column}_stderr" in rows.COLUMNS for name in names for column in parameters.metric_columns(name))
 
@@ -326,7 +326,7 @@ def test_the_scores_equal_those_of_earlier_versions(real: tuple[np.ndarray, list
 
 
 class Brightness(Scorer):
-    """An image's mean and, where it reads prompts, the length of its prompt; records the size of each call."""
+    """Returns an image's mean and, if it reads prompts, the length of its prompt. Records the size of each call."""
 
     def __init__(self) -> None:
         self.calls: list[int] = []  # images in each call

@@ -167,7 +167,7 @@ def test_memory_is_counted_while_tensors_live(vanilla: Shapes) -> None:
         torch.zeros(1000)  # on the CPU
         assert memory.live == 4 * 110
         del passing
-        assert memory.live == 4 * 110  # the view holds it
+        assert memory.live == 4 * 110  # the view keeps it alive
         del view
         assert (memory.live, memory.above()) == (40, 400)
         assert memory.above() == 0

@@ -38,7 +38,7 @@ METHODS = [
     if not parameters.is_continuous("rule", parameters.method_choices(name)["rule"])
 ]
 TINY = ("weights=random", "reduced=true", "dtype=float32")
-#: Rows begin before the end of the ones above.
+#: Methods in which a row begins before the row above it ends.
 PARALLEL = {"zipar": ["window=2"], "pjd": ["t_ctx=2"]}
 
 

@@ -100,7 +100,7 @@ def test_statistics_equal_those_of_the_images(
     scorer.calls = []
     assert cli.main(words) == 0
     assert scorer.calls == []
-    assert "of these 7" in capsys.readouterr().out
+    assert "from these 7" in capsys.readouterr().out
     (folder / "1.png").unlink()
     assert cli.main(words) == 0
     assert sum(scorer.calls) == 6
@@ -128,7 +128,7 @@ def test_metrics_of_one_scorer_share_a_file_and_a_crop_has_its_own(scorer: Fake,
 
 
 MISTAKES = [
-    (["data=coco2017"], "images=DIR, folder"),
+    (["data=coco2017"], "images=DIR is required: folder"),
     (["images={folder}"], "data set .*data=NAME"),
     (["data=cocoa", "images={folder}"], "unknown data 'cocoa' .*coco2017"),
     (["data=coco2017", "folder={folder}"], "unknown .*'folder'"),

@@ -224,7 +224,7 @@ def save_simplear(folder, bundle):
 @torch.no_grad()
 def test_simplear_s_official_files_are_read(tmp_path):
     _, bundle = loaded("simplear_05b", *TINY)
-    for layer in bundle.target.layers:  # random models have none
+    for layer in bundle.target.layers:  # random models have no biases
         layer.attention.wqkv.bias.normal_()
     for tensor in bundle.tokenizer.parameters():  # the files store these values exactly
         tensor.copy_(tensor.bfloat16())

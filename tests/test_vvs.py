@@ -173,7 +173,7 @@ def test_the_head_reads_the_last_existing_hidden_states(rule: Any, fewer: bool) 
 
 
 def test_the_audit_refutes_vvs() -> None:
-    """Of EAGLE-2's trees and the exact rule, which are lossless without it."""
+    """With EAGLE-2's trees and the exact rule, which are lossless without skips."""
     model, words = models.built_in("v2t10"), "method=vvs rule=exact nodes=3 depth=2 width=2"
     assert tiny.verdict(f"{words} interval=2", model, 4000) == "not lossless"
     assert tiny.verdict(f"{words} interval=1000", model, 4000) != "not lossless"

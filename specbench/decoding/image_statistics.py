@@ -1,4 +1,4 @@
-"""Turns the trace of a batch into the statistics of its images, under the names that records use."""
+"""Converts the trace of a batch into the statistics of its images, under the names that records use."""
 
 from __future__ import annotations
 

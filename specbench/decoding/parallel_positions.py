@@ -210,8 +210,8 @@ class Roots:
 
 
 class Lines:
-    """The rows of B images, of which up to K are decoded at once, as in `planned.PlannedRows`. Here the number of
-    tokens that a line gains in a pass depends on what is sampled."""
+    """The rows of B images; up to K rows of an image are decoded at once, as in `planned.PlannedRows`. Here the number
+    of tokens that a line gains in a pass depends on the samples."""
 
     constants = ("position", "column", "lengths", "needed", "number", "same_chain", "owner", "stand_ins", "forced")
 

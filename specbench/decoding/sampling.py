@@ -101,7 +101,7 @@ class Sampling:
     """From logits to probabilities, in LlamaGen's order: guidance, temperature, top-k (ties kept), top-p, softmax.
 
     temperature: 0 is greedy, a point mass on the largest logit.
-    top_k, top_p: None and 1 turn the filters off.
+    top_k, top_p: None and 1 disable the filters.
     entropy: (a, b, c) of the entropy-dependent temperature (arXiv 2510.09012), `temperature` * (a exp(-e / b) + c). e
         is the entropy in nats of the guided distribution at temperature 1 after the filters, which then come before the
         temperature.
