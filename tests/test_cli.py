@@ -91,7 +91,7 @@ def test_every_command_lists_its_arguments_and_refuses_a_bad_one(call: Call, tmp
             assert all(f"\n  {entry} " in out for entry in entries)
             assert max(map(len, out.splitlines())) <= 120
             assert "unrecognized arguments: --nope" in refused(call, name, "--nope")
-            for argument in [argument for argument in command.own if argument[0] != "-"][:1]:
+            for argument in [argument for argument in command.by_name if argument[0] != "-"][:1]:
                 assert f"'{argument}' is given twice" in refused(call, name, f"{argument}=1", f"{argument}=2")
                 assert f"'{argument}=' has no value" in refused(call, name, f"{argument}=")
                 assert f"write {argument}=x instead of --{argument}" in refused(call, name, f"--{argument}", "x")

@@ -70,7 +70,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(finished: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """A finished run that no tracker has."""
     run_folder = RunFolder(finished)
-    monkeypatch.setattr(run_folder, "remember", lambda **entries: None)
+    monkeypatch.setattr(run_folder, "update_metadata", lambda **entries: None)
     return run_folder
 
 

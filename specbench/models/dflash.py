@@ -223,8 +223,8 @@ class DFlashLoader(NetworkLoader[DFlashNetwork]):
 
     def read_official(self, path: Path) -> DFlashNetwork:
         raise UsageError(
-            f"{path} holds no DFlash network of specbench, and no such network is published for an image model: train"
-            " one with `specbench train drafter=dflash`"
+            f"{path} holds no DFlash network of specbench, and image models have no published one: train one with"
+            " `specbench train drafter=dflash`"
         )
 
 
