@@ -274,7 +274,7 @@ def test_a_network_of_another_target_and_a_foreign_file_are_refused(tmp_path):
             with pytest.raises(UsageError, match="was trained for another target than tiny"):
                 loader.read(tmp_path)
     file.rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(UsageError, match="none is published for an image model"):
+    with pytest.raises(UsageError, match="image models have no published one"):
         loader.read(tmp_path)
 
 

@@ -168,8 +168,8 @@ def test_a_run_and_convert_take_a_deep_drafter(tmp_path, model, method):
     t = tensors(c, model != "llamagen_xl")
     released = write(tmp_path / "theirs", c, t)
     words = [f"model={model}", "reduced=true"]
-    assert main(["convert", *words, f"drafter_weights={released}", f"out={tmp_path / 'arguments'}"]) == 0
-    assert main(["convert", *words, f"drafter_weights={tmp_path / 'arguments'}", f"out={tmp_path / 'again'}"]) == 0
+    assert main(["convert", *words, f"drafter_weights={released}", f"out={tmp_path / 'own'}"]) == 0
+    assert main(["convert", *words, f"drafter_weights={tmp_path / 'own'}", f"out={tmp_path / 'again'}"]) == 0
     again = torch.load(tmp_path / "again" / "pytorch_model.bin")
     torch.testing.assert_close(again, {name: v.half() for name, v in t.items()}, rtol=0, atol=0)
     kept = json.loads((tmp_path / "again" / "config.json").read_text())

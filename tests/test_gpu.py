@@ -221,7 +221,7 @@ def test_everything_these_tests_decode_is_on_the_device(name: str) -> None:
         moved_drafter(config.drafter)
         steps = start(config, 0, "cuda", None)
         lint.record({"a step": steps.step, "its statistics": steps.record_stats}, torch.device("cuda"))
-    assert not lint.found
+    assert not lint.faults
 
 
 class NeedsHost(Decoding):

@@ -109,7 +109,7 @@ def scoring_context(cfg: Mapping[str, Any], device: str = "cpu", batch: int = Sc
 
 
 def missing(name: str, context: ScoringContext) -> str:
-    """What is missing here for the metric `name`, in one line; empty if its weights are available."""
+    """The reason why the metric `name` cannot be measured here, in one line; empty if its weights are available."""
     try:
         metric(name, context).cache_key  # noqa: B018 (raises)
     except Unavailable as e:

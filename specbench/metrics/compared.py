@@ -78,7 +78,7 @@ class ComparedMetric(Metric):
         return statistics
 
     def others(self, data: str) -> str:
-        """The end of a sentence that names published statistics of the data set; empty if none are known."""
+        """The end of a sentence that names published statistics of the data set; empty if no statistics are known."""
         return ""
 
     def backend(self) -> str:

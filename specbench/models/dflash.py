@@ -223,7 +223,7 @@ class DFlashLoader(NetworkLoader[DFlashNetwork]):
 
     def read_official(self, path: Path) -> DFlashNetwork:
         raise UsageError(
-            f"{path} holds no DFlash network of specbench, and none is published for an image model: train one with"
+            f"{path} holds no DFlash network of specbench, and image models have no published one: train one with"
             " `specbench train drafter=dflash`"
         )
 
