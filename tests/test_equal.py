@@ -260,7 +260,7 @@ def test_a_metric_is_compared_as_a_statistic_of_the_same_values_is(tmp_path: Pat
 def test_the_reason_for_a_missing_metric_names_its_run(tmp_path: Path) -> None:
     images = [image(i, 120, sha256=f"a{i}") for i in range(N)]
     for metric, scorer, why in (
-        ("scenes_fid", "scenes-classifier@42961392", "its prompts are not those"),
+        ("scenes_fid", "scenes-classifier@42961392", "its prompts are not the present ones"),
         ("scenes_fid", "of other weights", "whose weights are not here"),
         ("fid", "inception@1", "fetch"),
     ):

@@ -197,7 +197,7 @@ def test_the_licence_is_printed_and_metas_checksums_are_kept(
     code, out, err = call("model=lumina_mgpt", "size=512", f"weights={tmp_path / 'w'}", "--yes")
     assert "licence of target/, tokenizer/: Chameleon Research License, non-commercial: research use only" in out
     assert code == 2
-    assert "text_tokenizer.json came damaged" in err  # its bytes are made up here
+    assert "text_tokenizer.json arrived damaged" in err  # its bytes are made up here
     assert not (tmp_path / "w/tokenizer").exists()
     entry = registry.model_sources()["lumina_mgpt"]
     md5 = {name: hashlib.md5(f"tokenizer/{name}".encode()).hexdigest() for name in entry.parts["tokenizer"].files}
@@ -255,7 +255,7 @@ def test_a_file_of_the_same_size_is_checked_by_its_blob_id(call: Call, hub: Fake
     assert blob_id(b"hello\n") == "ce013625030ba8dba906f756967f9e9ca394464a"  # echo hello | git hash-object --stdin
     hub.repositories[T5] = {name: b for name, b in hub.repositories[T5].items() if name != "spiece.model"}
     hub.arrives = lambda content: content.replace(b"tokenizer.json", b"tokenizer.nosj")
-    assert "tokenizer.json came damaged" in refused(call, "model=llamagen_xl")
+    assert "tokenizer.json arrived damaged" in refused(call, "model=llamagen_xl")
     assert not list(home.model_folder("llamagen_xl").rglob("tokenizer.json"))
     hub.arrives = lambda content: content
     hub.repositories[T5]["spiece.model"] = b"spiece.model"
@@ -272,7 +272,7 @@ def test_the_user_s_own_files_are_taken_or_refused_but_never_replaced(call: Call
     assert own_file.read_bytes() == b"x" * 20
     own_file.write_bytes(b"t2i_XL_stage1_256.pt")
     out = fetched(call, "model=llamagen_xl")
-    assert "t2i_XL_stage1_256.pt  (there)" in out
+    assert "t2i_XL_stage1_256.pt  (exists)" in out
     assert own_file.name not in hub.got
 
 
@@ -627,7 +627,7 @@ def test_a_file_of_another_size_or_content_is_refused(call: Call, parti: Web) ->
     for content in (PROMPTS + b"one more\n", PROMPTS[:-9], PROMPTS.replace(b"cat", b"dog")):
         parti.content["/PartiPrompts.tsv"] = content
         for _ in range(2):
-            message = "PartiPrompts.tsv came damaged" if len(content) == len(PROMPTS) else f"{len(PROMPTS)}|416"
+            message = "PartiPrompts.tsv arrived damaged" if len(content) == len(PROMPTS) else f"{len(PROMPTS)}|416"
             assert re.search(message, refused(call, "data=parti"))
             assert not prompts_file().exists()
     parti.content["/PartiPrompts.tsv"] = PROMPTS
@@ -748,7 +748,7 @@ def test_a_file_of_unknown_size_is_fetched(call: Call, web: Web, monkeypatch: py
     assert f"dpg_questions/: TencentQQGYLab/ELLA, the file of {part.revision} (Apache 2.0)" in out
     shutil.rmtree(home.metrics_folder())
     web.content["/dpg_bench/dpg_bench.csv"] = content[:-2] + b"x\n"
-    assert "dpg_bench.csv came damaged" in refused(call, "metrics=dpg")
+    assert "dpg_bench.csv arrived damaged" in refused(call, "metrics=dpg")
     del web.content["/dpg_bench/dpg_bench.csv"]
     assert "cannot get the size of " in refused(call, "metrics=dpg")
 
@@ -767,7 +767,7 @@ def test_an_evaluator_with_other_content_is_refused(call: Call, hub: FakeHub, ev
         evaluators.content[path] = content[:-1] + b"?"
     hub.repositories["google-bert/bert-base-uncased"]["vocab.txt"] = VOCABULARY.replace(b"red", b"den")
     for name, file in (("fid", "pt_inception"), ("image_reward", "vocab.txt")):
-        assert re.search(f"{file}.* came damaged", refused(call, f"metrics={name}"))
+        assert re.search(f"{file}.* arrived damaged", refused(call, f"metrics={name}"))
 
 
 def test_evaluators_without_their_file_are_reported(call: Call, hub: FakeHub, evaluators: Web) -> None:
@@ -856,7 +856,7 @@ def test_the_hub_s_own_client_fetches_from_a_hub(call: Call, web: Web, monkeypat
     monkeypatch.setitem(registry.model_sources(), "anole", source)
     model, config = home.model_folder("anole"), f"/o/m/resolve/{FIRST}/config.json"
     web.content[config] = b'{"a": 2}'  # of the same size
-    assert "config.json came damaged" in refused(call, "model=anole")
+    assert "config.json arrived damaged" in refused(call, "model=anole")
     shutil.rmtree(model)
     web.content[config] = content["config.json"]
     fetched(call, "model=anole")

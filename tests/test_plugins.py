@@ -270,7 +270,7 @@ def test_a_model_of_a_folder_is_fetched_like_a_shipped_one(folder: Path, call: C
             "# @package _global_\n# Mine.\nmodel: toy\nfiles: {target: {licence: MIT}}\n"
         )
         yaml_files.clear()
-        with pytest.raises(UsageError, match="files of model toy: parts: target is not declared well .*'repository'"):
+        with pytest.raises(UsageError, match="files of model toy: parts: target is declared wrongly .*'repository'"):
             registry.model_sources()
 
 
