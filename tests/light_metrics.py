@@ -34,7 +34,7 @@ class Light(base.Metric):
             raise base.Unavailable(f"no weights of {self.name}")
         return f"{self.name}@{self.weights[self.name]}"
 
-    def basis(self) -> str:
+    def fingerprint(self) -> str:
         return f"{self.cache_key} {self.context.reference}"
 
     def scorer(self) -> Any:
@@ -43,8 +43,8 @@ class Light(base.Metric):
     def score(self, outputs: np.ndarray, items: Sequence[Any]) -> tuple[Score, ...]:
         if self.weights[self.name] == "broken":
             return tuple(Score.unmeasured("these pictures are too small", "") for _ in self.columns)
-        move = float(len(self.basis())) + self.name.count("2")
-        return tuple(Score(outputs.mean() + move + i, 0.5, self.basis(), "few") for i in range(len(self.columns)))
+        move = float(len(self.fingerprint())) + self.name.count("2")
+        return tuple(Score(outputs.mean() + move + i, 0.5, self.fingerprint(), "few") for i in range(len(self.columns)))
 
     def per_image(self, outputs: np.ndarray) -> np.ndarray | None:
         return outputs[:, 0]

@@ -64,7 +64,7 @@ def test_no_other_tree_has_more_tokens_accepted(acceptance: float) -> None:
     assert accepted(best_paths(acceptance, 5, 3, 3)) == pytest.approx(best, rel=1e-12)
 
 
-def test_the_acceptance_ahead_is_that_of_the_left_and_the_upper_neighbour() -> None:
+def test_the_acceptance_ahead_is_the_mean_of_the_left_and_the_upper_neighbour() -> None:
     """In rows of three: the first token has no neighbour, the other tokens of the first row only the left one, the
     first token of a later row only the upper one. The mean of the image so far has the same weight as a neighbour."""
     rates = torch.tensor([0.9, 0.2, 0.4, 0.1, 0.6, 0.3]).expand(5, -1)

@@ -105,7 +105,7 @@ def test_a_mistake_is_an_exception_and_no_exit(finished: specbench.api.results.R
             call()
 
 
-def test_values_of_python_are_those_of_the_command_line(tmp_path: Path) -> None:
+def test_values_are_the_same_in_python_and_on_the_command_line(tmp_path: Path) -> None:
     values = {
         "metrics": ["scenes_reward", "scenes_fid"],
         "tree": [[0], [1], [0, 0]],

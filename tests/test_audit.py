@@ -76,7 +76,7 @@ def test_the_noise_floor_is_what_sampling_costs() -> None:
     assert statistics.noise_floor(marginals, 100_000, 0) != statistics.noise_floor(marginals, 100_000, 1)
 
 
-def test_chi_square_is_scipys_and_pools_what_is_rare() -> None:
+def test_chi_square_equals_scipys_and_pools_rare_cells() -> None:
     probs = random_tables(200, 1, seed=1, sharpness=0.5)[0][0].double()
     probs /= probs.sum()
     assert (probs * 20_000 > 5).all()  # nothing to pool
@@ -214,7 +214,7 @@ def test_a_row_depends_on_the_seed_and_not_on_how_it_was_cut(monkeypatch: pytest
     assert measure(method, model, 1001, seed=6)["tv"] != row["tv"]
 
 
-def test_a_tree_grown_once_for_rows_alike_is_each_rows_own() -> None:
+def test_a_tree_grown_once_for_equal_rows_equals_the_tree_of_each_row() -> None:
     model = built_in("v3t5")
     grower = TabularGrower(model.q, nodes=12, depth=3, width=3)
     sampling, rng = Sampling(), RandomStreams([(0, i) for i in range(200)])
@@ -236,7 +236,7 @@ def test_a_tree_grown_once_for_rows_alike_is_each_rows_own() -> None:
                 torch.testing.assert_close(per_row.probs[row, slot], model.q[len(prefix)][codes(prefix[None], 3)][0])
 
 
-def test_a_node_has_no_more_candidates_than_there_are_tokens() -> None:
+def test_a_node_has_at_most_as_many_candidates_as_tokens() -> None:
     tables, rng = random_tables(2, 3, seed=1), RandomStreams([(0, i) for i in range(20)])
     count = torch.zeros(20, dtype=torch.int64)
     for chosen, replacement, wanted in ((False, False, 2), (True, False, 2), (False, True, 3)):
@@ -296,7 +296,7 @@ def test_the_parts_of_a_tree_are_counted_along_the_accepted_path() -> None:
         assert list(seen) == ["rejection_1", "rejection_2", "bonus_token"]
 
 
-def test_what_was_never_at_work_is_not_called_lossless() -> None:
+def test_unused_code_is_not_called_lossless() -> None:
     """The audit of README: a window that is longer than the sequence is never refilled, and so were the windows of
     CSpD. A column that is empty in one row may have a value in another."""
     model = built_in("v3t5")

@@ -54,7 +54,7 @@ def test_the_quadratic_limit_is_not_raised_by_many_cells() -> None:
     assert statistics.upper_limit(seen, probs) < 0.03 < 0.08 < plug_in
 
 
-def test_many_cells_bias_the_variation_of_counts_but_not_that_of_one_event() -> None:
+def test_many_cells_bias_the_variation_of_counts_but_not_of_one_event() -> None:
     """With 65,536 sequences and 200,000 samples, the counts of a relaxed method look farther away than the method is.
     The event's standard error is at most 0.0011; five standard errors are exceeded once in two million seeds."""
     probs, moved = (sequence_probs(random_tables(4, 8, seed=seed, sharpness=1.5)) for seed in (3, 4))
@@ -145,7 +145,7 @@ def test_a_mutant_still_has_a_place(name: str) -> None:
         assert changed
 
 
-def test_a_mistake_with_continuous_tokens_changes_what_is_decoded() -> None:
+def test_a_mistake_with_continuous_tokens_changes_the_decoded_sequences() -> None:
     """Three such mutants no longer matched the code that they patch."""
     audits, mistakes = {}, [mutant for mutant in mutants.NAMED.values() if mutant.method.startswith("cspd")]
     for method in {mutant.method for mutant in mistakes}:
@@ -159,7 +159,7 @@ def test_a_mistake_with_continuous_tokens_changes_what_is_decoded() -> None:
             )
 
 
-def test_the_committed_mutants_are_those_of_the_script() -> None:
+def test_the_committed_mutants_match_the_script() -> None:
     with (ROOT / "results/mutants.csv").open(newline="") as f:
         rows = list(csv.DictReader(f))
     assert [(row["mutant"], row["mistake"]) for row in rows] == [(m.name, m.mistake) for m in mutants.MUTANTS]

@@ -60,7 +60,7 @@ def divergence(e: Tensor, p: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_what_is_emitted_lies_in_the_band(size: int) -> None:
+def test_emitted_distributions_are_in_the_band(size: int) -> None:
     """A thousand nodes in total. A test below shows that no rule with this acceptance has a smaller divergence."""
     count = 200
     p, q = nodes(count, size)
@@ -242,7 +242,7 @@ def test_selection_of_bands_agrees_with_block_and_exact() -> None:
 
 
 @pytest.mark.parametrize(("strength", "decay", "window"), [(0.5, 0.5, 2), (1.0, 0.0, 3), (0.3, 0.9, 1)])
-def test_sequences_are_those_of_the_enumeration(strength: float, decay: float, window: int) -> None:
+def test_sequences_match_the_enumeration(strength: float, decay: float, window: int) -> None:
     """Against the audit's own enumeration; and the counts of 8 sequences from the real loop are a sample of that
     distribution."""
     p = random_tables(2, 3, seed=1, sharpness=1.5)

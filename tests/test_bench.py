@@ -48,7 +48,7 @@ SMALL = ("model=llamagen_xl", "reduced=true", "weights=random", "device=cpu", "d
 TREE = "[[0],[1],[0,0],[0,1],[1,0],[1,0,0]]"  # the deepest path is not the first one
 
 
-def test_a_clock_adds_up_what_lies_between_its_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_adds_up_the_times_between_its_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 1.0, 3.0, 7.0, 10.0, 10.5])
     monkeypatch.setattr(clocks.time, "perf_counter", lambda: next(now))
     clock = Clock(torch.device("cpu"))
@@ -92,7 +92,7 @@ def test_a_forced_length_is_reached_with_tokens_of_the_draft(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["tree", "eagle2", "window_tree"])
 @torch.inference_mode()
-def test_what_is_forced_is_a_path_of_the_draft(name: str) -> None:
+def test_the_forced_tokens_are_a_path_of_the_draft(name: str) -> None:
     """A path from the root, each node a child of the node before, with its tokens."""
     forced, shown = ForcedLength(2.6), []
 
@@ -402,7 +402,7 @@ def test_bad_words_cost_one_sentence(call: Call, tmp_path: Path) -> None:
         assert err.count("\n") == 1, words
 
 
-def test_the_benchmarks_of_a_gpu_are_commands_that_there_are(tmp_path: Path) -> None:
+def test_the_benchmarks_of_a_gpu_are_existing_commands(tmp_path: Path) -> None:
     """scripts/bench_gpu.sh, with a command instead of specbench that only writes down its arguments."""
     noted = tmp_path / "noted"
     command = tmp_path / "specbench"
@@ -484,7 +484,7 @@ def test_tiles_are_tuned_for_the_passes_of_a_method() -> None:
     assert len(tuned) == 1
 
 
-def test_passes_are_timed_apart_from_what_is_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_are_timed_without_the_work_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of a chain of 4 has one pass of the target and four of the drafter, each with the head; only these are
     counted."""
     ticks = itertools.count()

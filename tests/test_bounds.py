@@ -145,7 +145,7 @@ def odd(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_is_no_file_of_prompts_is_named_and_not_waited_for(call: Call, odd: Path) -> None:
+def test_a_path_that_is_no_file_of_prompts_is_named_at_once(call: Call, odd: Path) -> None:
     for name, sentence in [
         ("pipe.txt", "pipe.txt is a pipe or a device"),
         ("zero.txt", "zero.txt is a pipe or a device"),
@@ -202,7 +202,7 @@ def test_a_name_means_itself() -> None:
 
 
 @pytest.mark.parametrize("name", ["größe, a=b [x] (1)", 'it\'s ${x} \\ "y"', "-~#*;"])
-def test_a_run_of_any_name_can_be_gone_on_with(
+def test_a_run_of_any_name_can_be_continued(
     name: str, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the command that is printed when it stops, by the same command, and by `resume`."""
@@ -240,7 +240,7 @@ def test_quotes_that_are_there_stay() -> None:
         assert command_line.read(command_line.read([word])) == command_line.read([word]), word
 
 
-def test_what_is_quoted_is_read_back() -> None:
+def test_a_quoted_value_is_read_back() -> None:
     for name in [*NAMES, "a\\", "\\'", "a\\\\b", "a\\\\", " x "]:
         assert configuration.compose([f"out={command_line.quoted(name)}"])["out"] == name, name
 

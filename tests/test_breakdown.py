@@ -96,7 +96,7 @@ def test_images_of_one_prompt_count_once() -> None:
         )
 
 
-def test_what_is_the_same_for_all_is_left_out() -> None:
+def test_values_equal_for_all_are_left_out() -> None:
     same = [image(i, ROWS, prompt="one", category=None) for i in range(3)]
     assert {row["by"] for row in breakdown(same)} == {"position"}
     assert breakdown(same, raster=False) == []

@@ -252,7 +252,7 @@ def test_an_experiment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line["note"].startswith("logits differ")
 
 
-def test_a_stage_that_hangs_is_stopped_and_the_next_one_goes_on(
+def test_a_stage_that_hangs_is_stopped_and_the_next_one_runs(
     run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(check_gpu.STAGES, 4, (*check_gpu.STAGES[4][:2], 1))
@@ -268,7 +268,7 @@ def test_a_stage_that_hangs_is_stopped_and_the_next_one_goes_on(
     assert time.monotonic() - began < 100  # as long as stage 4 sleeps
 
 
-def test_a_line_says_what_was_measured(tmp_path: Path) -> None:
+def test_a_line_states_its_measurements(tmp_path: Path) -> None:
     file = tmp_path / "lines.jsonl"
 
     def skipped() -> dict[str, Any]:
@@ -296,7 +296,9 @@ def test_a_line_says_what_was_measured(tmp_path: Path) -> None:
     ]
 
 
-def test_after_an_error_of_the_device_another_process_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_error_of_the_device_another_process_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The failed check is repeated with kernels one by one, then the others follow."""
     file, started = tmp_path / "lines.jsonl", []
 

@@ -272,7 +272,7 @@ def test_a_file_may_have_rows_of_a_later_commit(results: Path) -> None:
     assert wrong_files(r_csv=later[:7], r_md=later[:7]) == ["results/r.csv"]  # it needs no exception any more
 
 
-def test_any_commit_will_do_while_none_is_named(
+def test_any_commit_is_allowed_until_one_is_named(
     results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(check_numbers, "ROOT", results.parent)

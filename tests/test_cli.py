@@ -226,7 +226,7 @@ def test_help_of_train_has_type_default_and_meaning_of_every_parameter(call: Cal
     assert "at most 0.9999" in " ".join(table.split())
 
 
-def test_the_listed_recipes_are_those_of_a_training() -> None:
+def test_the_listed_recipes_equal_the_settings_of_a_training() -> None:
     """The settings of a training are the table's values, with the changes of its recipe and its drafter, as text."""
     values, changes = recipes.defaults()
     listed: dict[str, tuple[str, dict[str, str]]] = {}
@@ -417,7 +417,9 @@ assert not {"torch", "transformers", "huggingface_hub"} & set(sys.modules)
 """
 
 
-def test_torch_stays_out_and_any_folder_will_do(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_and_lists_load_no_torch_in_any_folder(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Help, lists, mistakes and finished runs do not load torch."""
     monkeypatch.setattr(FakePipeline, "weights", "random")
     again = ("run", "weights=random", "metrics=none", "n=1", f"out={tmp_path}/here")

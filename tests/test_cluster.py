@@ -216,7 +216,7 @@ def test_workers_that_die_while_loading_are_not_begun_forever(ray: FakeRay) -> N
     assert ray.ended
 
 
-def test_a_workers_mistake_is_told_as_its_own(ray: FakeRay) -> None:
+def test_an_error_of_a_worker_is_reported_as_the_workers(ray: FakeRay) -> None:
     def load(cfg: Any) -> Any:
         raise UsageError("no weights here")
 
@@ -224,13 +224,13 @@ def test_a_workers_mistake_is_told_as_its_own(ray: FakeRay) -> None:
         decode("workers=2", loader=load)
 
 
-def test_too_little_memory_is_told_from_a_worker_too(ray: FakeRay) -> None:
+def test_a_worker_reports_too_little_memory(ray: FakeRay) -> None:
     events = decode("workers=2", "batch=3", loader=hungry(1))
     assert sorted(indices(events)) == list(range(6))
     assert Shrunk(1) in events
 
 
-def test_once_stopped_what_is_begun_is_finished(ray: FakeRay) -> None:
+def test_after_a_stop_started_images_are_finished(ray: FakeRay) -> None:
     answers = deque([False] * 5)
     events = decode("workers=2", stop=lambda: not answers or answers.popleft())
     assert 0 < len(indices(events)) < 6

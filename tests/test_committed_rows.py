@@ -11,7 +11,7 @@ from specbench.tables.catalog import TABLES
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 
-def test_no_row_stands_next_to_one_of_newer_weights() -> None:
+def test_no_row_is_next_to_a_row_of_newer_weights() -> None:
     """coolsd_table1.csv used to have rows of weights that had been trained again, and no table showed them."""
     for path in sorted(RESULTS.glob("*.csv")):
         if path.stem not in TABLES or not has_runs(path):
@@ -22,7 +22,7 @@ def test_no_row_stands_next_to_one_of_newer_weights() -> None:
         assert not [labels for labels in weights.values() if len(labels) > 1], path.name
 
 
-def test_lines_of_quality_end_the_diffusion_alike() -> None:
+def test_lines_of_quality_end_the_diffusion_in_the_same_way() -> None:
     """The target alone used to sample its last step, while CSpD took its mean."""
     table = TABLES["cspd_table2"]
     lines = [configuration.compose(table.overrides(line, table.model) or []) for line in table.lines]

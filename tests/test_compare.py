@@ -265,7 +265,7 @@ def test_too_few_pairs_are_an_error(folders: Folders) -> None:
     assert any("3 pairs" in remark and "t-test" in remark for remark in few.remarks)
 
 
-def test_runs_of_few_images_are_told_to_decode_more(call: Call, folders: Folders) -> None:
+def test_runs_of_few_images_get_the_advice_to_decode_more(call: Call, folders: Folders) -> None:
     """Runs of the same two prompts fit each other: n is too small; the data and the split are correct."""
     folders.make("many", MINE)
     for n in range(3):
@@ -347,7 +347,7 @@ def test_seconds_of_a_timing_that_does_not_hold_are_not_compared(folders: Folder
             assert "steps" in tested
 
 
-def test_what_a_run_lacks_is_reported(folders: Folders) -> None:
+def test_missing_parts_of_a_run_are_reported(folders: Folders) -> None:
     vanilla = [image(i, 256, drafted=0, accepted=0) for i in range(N)]
     older = [replace(r, log_prob_mean=None if r.index else -1.0) for r in MINE]
     run = folders.make("a", older, baseline=vanilla)

@@ -78,7 +78,7 @@ def test_a_real_model_has_nothing_of_an_embedded_world() -> None:
             assert "embedded world" in usage_error(configuration.compose, [f"model={model}", f"metrics={metrics}"])
 
 
-def test_embedded_models_have_their_own_world_and_served_ones_that_of_the_prompts() -> None:
+def test_embedded_models_have_their_own_world_and_served_ones_the_world_of_the_prompts() -> None:
     scenes = ["scenes_fid", "scenes_clip", "scenes_reward"]
     for model, data in (("llamagen_scenes", "scenes"), ("mar_scenes", "scenes_classes")):
         cfg = configuration.compose([f"model={model}"])
@@ -120,7 +120,7 @@ def test_every_choice_has_a_line_and_every_parameter_is_documented() -> None:
     assert parameters.common() <= set(parameters.table())
 
 
-def test_the_choices_of_a_parameter_are_those_of_the_code_that_reads_it() -> None:
+def test_the_choices_of_a_parameter_match_the_code_that_reads_it() -> None:
     """The table of parameters imports no decoder, so both have the list."""
     listed = {"init": INITS, "coupling": COUPLINGS, "proximity": MEASURES}
     assert {name: parameters.table()[name].choices for name in listed} == listed
@@ -224,7 +224,7 @@ def test_a_launcher_that_is_not_installed_names_its_extra(monkeypatch: pytest.Mo
         assert message.endswith(install(extra)), word
 
 
-def test_a_parameter_of_another_rule_says_whose_it_is_and_what_there_is() -> None:
+def test_a_parameter_of_another_rule_names_its_rules_and_the_parameters() -> None:
     with pytest.raises(UsageError) as raised:
         configuration.compose(["method=eagle1", "delta=1.1"])
     assert "method 'eagle1'" in str(raised.value)
@@ -267,7 +267,7 @@ def test_a_checked_number_is_always_in_range(value: object) -> None:
         assert 0 < delta < math.inf
 
 
-def test_validate_refuses_what_is_missing() -> None:
+def test_validate_refuses_missing_values() -> None:
     cfg = configuration.compose().plain()
     del cfg["seed"], cfg["n"]
     with pytest.raises(UsageError, match="has no seed and n"):

@@ -374,7 +374,9 @@ def test_no_pass_waits_for_the_host(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("built", [False, True])
 @pytest.mark.parametrize("name", RULES)
-def test_an_image_does_not_depend_on_those_beside_it(name: str, built: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_does_not_depend_on_the_other_images_of_its_batch(
+    name: str, built: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Seven images in one batch, and through three rows: each is the same as alone, and takes no more passes, whether
     or not the host asks which images are done. If not, a pass computes all images, also finished ones, which occur with
     the built-in models. MAR's images have a class each."""
@@ -480,7 +482,7 @@ def test_a_share_of_the_image_is_drawn_beforehand() -> None:
 
 
 @pytest.mark.parametrize("criterion", ["exact", "path"])
-def test_what_is_kept_of_a_draft_is_the_drafters(criterion: str) -> None:
+def test_the_kept_tokens_of_a_draft_are_the_drafters(criterion: str) -> None:
     """With the same noise, a first draft as long as the image is the drafter's own image. With `stop` it is kept up to
     a rejection; with `continue` every accepted token stays."""
     pair = built_in("d1t5")
@@ -563,7 +565,7 @@ def test_a_number_that_is_none_names_its_image_and_step(name: str) -> None:
             decode(*models, rule, None, keys)
 
 
-def test_the_token_behind_a_draft_is_watched_too() -> None:
+def test_the_token_after_a_draft_is_watched_too() -> None:
     model = built_in("d1t5").target
     with pytest.raises(NumberError, match=r"the target .* \(0, 2\), step 1"):
         decode(Faulty(model, 2, 3), model, ContinuousRule(gamma=3), None, rng(4))

@@ -136,7 +136,7 @@ def test_a_row_needs_no_file_and_no_clock(tmp_path: Path, light_metrics: dict[st
     path = finished(tmp_path / "one")
     before, folder = row_of(path), RunFolder(path)
     records = folder.open_records(config())
-    inputs = config(), folder.metadata(), *records.both, list(folder.open_scores())
+    inputs = config(), folder.metadata(), *records.wanted_records, list(folder.open_scores())
     shutil.rmtree(path)
     monkeypatch.setattr("time.time", None)
     monkeypatch.setattr(Path, "open", None)

@@ -159,7 +159,7 @@ def test_records_of_older_versions_have_no_count(tmp_path: Path) -> None:
     assert code_of([PlannedRun(tmp_path / "run", config, row=row)]) == 0
 
 
-def test_the_codes_of_an_image_without_what_is_between_them() -> None:
+def test_the_codes_of_an_image_without_the_ids_between_them() -> None:
     """Ends of rows are not codes, and a preview is not part of the image."""
     for name, grid in {"emu3": None, "lumina_mgpt": None, "glm_image": (4, 4), "janus_pro_1b": None}.items():
         pipeline = Pipeline.load(

@@ -127,7 +127,7 @@ def test_what_the_target_draws_by_itself() -> None:
     assert len({round(float(values.mean()), 2) for values in at_position}) == 4
 
 
-def test_there_is_something_to_compare_in_every_token_pair_and_direction() -> None:
+def test_every_token_pair_and_direction_is_compared() -> None:
     for name in recipes.DENSITIES:
         pair = built_in(name)
         drawn = alone(pair.target, ContinuousRule(), 50, 0)

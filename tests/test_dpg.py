@@ -71,7 +71,7 @@ def item(name: str, repeat: int = 0) -> Item:
     return Item(int(name) + repeat * indices.STRIDE, f"prompt {name}", None, name)
 
 
-def test_an_image_s_score_is_that_of_the_published_arithmetic(tmp_path: Path) -> None:
+def test_the_score_of_an_image_follows_the_published_arithmetic(tmp_path: Path) -> None:
     """Every combination of answers, against the plain rule: in the order of the file, a question becomes 0 if a parent
     is 0 at that moment."""
     questions = dpg.read(write(tmp_path))
@@ -168,7 +168,7 @@ def test_prompts_of_another_table_are_refused(tmp_path: Path, monkeypatch: pytes
         (",".join(HEADER) + "\nskipped\n0,a,,1\n", "line 3: .*; fetch dpg_bench.csv again"),
     ],
 )
-def test_what_is_wrong_with_the_table_is_named(text: str, why: str, tmp_path: Path) -> None:
+def test_errors_of_the_table_are_named(text: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "dpg_bench.csv").write_text(text)
     with pytest.raises(UsageError, match=why):
         dpg.read(tmp_path / "dpg_bench.csv")

@@ -70,7 +70,7 @@ def test_a_dynamic_tree_is_lossless(shape, sampling):
     assert out.steps.float().mean() < 4
 
 
-def test_a_dynamic_tree_holds_the_likeliest_paths():
+def test_a_dynamic_tree_has_the_most_likely_paths():
     """Against an enumeration of every path's score."""
     tables = random_tables(3, 3, seed=5)
     code = {(): 0} | {(a,): a for a in range(3)} | {(a, b): 3 * a + b for a in range(3) for b in range(3)}

@@ -71,7 +71,7 @@ def test_time_is_from_rows_of_this_machine(dry: Call) -> None:
     assert "finished" in dry("run", "--dry-run", "method=sjd", "n=4", *SMALL, "out=one")[1]
 
 
-def test_what_is_missing_is_a_download(dry: Call) -> None:
+def test_missing_files_are_downloads(dry: Call) -> None:
     words = ("model=llamagen_xl", "method=sjd,eagle1", "data=parti", "metrics=clip_b32", "n=2", "device=cpu")
     code, out, _ = dry("run", "-m", "--dry-run", *words)
     assert code == 0
@@ -193,7 +193,7 @@ def test_continuous_tokens_cost_between_all_drafts_kept_and_none(monkeypatch: py
     assert stops[1] == pytest.approx((256 * (2 + 16 * 0.2 + 2) + 2) * 1e-3)  # a draft and a pass for every token
 
 
-def test_a_run_on_a_gpu_is_planned_where_there_is_none(
+def test_a_run_on_a_gpu_is_planned_without_a_gpu(
     step: dict[str, Any], call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
@@ -273,7 +273,7 @@ SECTIONS = {
 }
 
 
-def test_the_pages_commands_are_planned_as_they_stand(
+def test_the_commands_of_the_page_are_planned_unchanged(
     step: dict[str, Any], call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step["reads_gb"] |= {"forward": 1.6, "diffusion_step": 0.1}
@@ -309,7 +309,7 @@ def test_the_pages_rehearsal_runs(tmp_path: Path) -> None:
     assert {(row["model"], row["n"]) for row in rows} == {("llamagen_xl", 2)}
 
 
-def test_the_pages_figures_are_those_of_the_forecast() -> None:
+def test_the_figures_of_the_page_match_the_forecast() -> None:
     """The hours may differ by 15 %, because versions of PyTorch have different kernels."""
     drawn = dict(re.findall(r"^\| `(\w+ --model \w+)` \| (.*) \|$", PAGE, re.MULTILINE))
     assert list(drawn) == [f"{table} --model {model}" for table, model, _ in reproduce_table.LINES]

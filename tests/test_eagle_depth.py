@@ -111,7 +111,7 @@ def grid_angles(prefix, side, head_dim, base):
 @pytest.mark.parametrize(
     ("model", "layers"), [("llamagen_xl", 1), ("llamagen_xl", 2), ("lumina_mgpt", 2), ("anole", 1)]
 )
-def test_hidden_states_are_those_of_a_plain_computation(tmp_path, model, layers):
+def test_hidden_states_equal_a_plain_computation(tmp_path, model, layers):
     _, bundle = loaded(model, *TINY)
     chameleon = model != "llamagen_xl"
     c = config(bundle.target, num_hidden_layers=layers)

@@ -40,7 +40,7 @@ def test_vanilla_takes_one_step_a_token():
     assert len(out.tokens.unique()) > 50
 
 
-def test_accepted_lengths_stand_in_the_papers_order():
+def test_accepted_lengths_have_the_order_of_the_papers():
     """A chain, a tree and a strongly relaxed rule: about 2.2, 2.8 and 3.2. (To show that delta=1.1 gives more than the
     exact rule takes 500 images.)"""
     methods = (["eagle_chain"], ["eagle1"], ["cool_sd", "delta=2"])
@@ -88,7 +88,7 @@ def test_the_same_images_in_any_batch(words, count):
 
 
 @torch.inference_mode()
-def test_logits_are_bit_equal_alone_and_in_company():
+def test_logits_are_bit_equal_alone_and_in_a_batch():
     """This is stronger than equal tokens: a difference in the last digit changes a token only once in thousands of
     images."""
     from specbench.decoding.trees import build, chain_paths

@@ -176,7 +176,7 @@ def test_an_infinite_divergence_is_no_value() -> None:
     assert emitted_remarks(cfg, images(trace(), [4, 9])) == []
 
 
-def test_what_was_not_measured_is_no_value() -> None:
+def test_a_missing_measurement_is_no_value() -> None:
     measured, cfg = trace(), {"rule": "typical", "drafter": "medusa", "emitted_draws": 8}
     five = ["emitted_tv", "emitted_kl", "emitted_outside", "emitted_kl_optimal", "emitted_ratio"]
     for absent in (torch.zeros(2, 0), torch.full((2, 9), torch.nan)):
@@ -284,7 +284,7 @@ def test_a_deterministic_rule() -> None:
 
 
 @pytest.mark.parametrize("rule", [RULES["lantern"], Typical(0.3, 0.9)], ids=lambda rule: rule.name)
-def test_the_chain_rule_is_an_equation_where_the_prefix_determines_what_is_emitted(rule: Rule) -> None:
+def test_the_chain_rule_is_exact_if_the_prefix_determines_the_emitted_distribution(rule: Rule) -> None:
     """Chains as long as the image, and a rule without depth: e at a position is the same in every step and at every
     depth. On trees a deterministic rule has no computed e."""
     out = decoded(rule, chain_paths(T))

@@ -55,7 +55,7 @@ def curves(only: Sequence[int] = range(N)) -> dict[str, list[ScoredPass]]:
 
 
 @pytest.mark.parametrize("x", ["step_compression", "accepted_length_mean"])
-def test_the_error_of_a_difference_is_that_of_the_jackknife(x: str) -> None:
+def test_the_error_of_a_difference_equals_the_jackknife(x: str) -> None:
     """The whole computation is repeated without each prompt in turn. The two errors of 24 prompts differ by about 1 in
     24, and 9,999 samples find their quantile within 2 %."""
     (row,) = equal.rows(curves(), x, "emitted_kl")
@@ -81,7 +81,7 @@ def test_the_error_of_a_difference_is_that_of_the_jackknife(x: str) -> None:
     assert row["ratio_low"] < row["ratio"] < row["ratio_high"]  # type: ignore[operator]
 
 
-def test_a_value_lies_on_the_line_between_two_runs() -> None:
+def test_a_value_is_on_the_line_between_two_runs() -> None:
     """To the left of the first run a curve has the y of that run, in every sample."""
     ones = np.ones(3)
     points = [equal.CurvePoint(x * ones, ones, y, 0 * ones) for x, y in ((3.0, 9.0), (1.0, 1.0), (2.0, 4.0))]
@@ -226,7 +226,7 @@ def passes(folders_by_label: Mapping[str, Sequence[str]]) -> dict[str, list[Scor
     return {label: [read(folder) for folder in paths] for label, paths in folders_by_label.items()}
 
 
-def test_a_metric_that_some_runs_lack_or_score_otherwise_is_refused(rewarded: dict[str, list[str]]) -> None:
+def test_a_metric_that_is_missing_or_scored_differently_in_some_runs_is_refused(rewarded: dict[str, list[str]]) -> None:
     with pytest.raises(UsageError, match=r"did not measure geneval"):
         list(equal.rows(passes(rewarded), "step_compression", "geneval"))
     for scorer, n, why in (("reader@2", N, r"reader@1 and by reader@2"), ("reader@3", N - 1, r"not every image .*@3")):
@@ -257,7 +257,7 @@ def test_a_metric_is_compared_as_a_statistic_of_the_same_values_is(tmp_path: Pat
     same(metric, statistic, 1e-4)
 
 
-def test_why_a_metric_has_no_value_is_told_with_its_run(tmp_path: Path) -> None:
+def test_the_reason_for_a_missing_metric_names_its_run(tmp_path: Path) -> None:
     images = [image(i, 120, sha256=f"a{i}") for i in range(N)]
     for metric, scorer, why in (
         ("scenes_fid", "scenes-classifier@42961392", "its prompts are not the present ones"),
@@ -354,7 +354,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> measure.TablePlan:
     return collected(tmp_path_factory.mktemp("curves"), CurveBench())
 
 
-def test_the_tests_of_a_panel_are_adjusted_for_those_that_are_still_to_come(done: measure.TablePlan) -> None:
+def test_the_tests_of_a_panel_are_adjusted_for_later_panels(done: measure.TablePlan) -> None:
     """Otherwise the p of a panel would grow with every other panel that is compared."""
     chain = tuple(row for row in done.pairs if row["panel"] == "EAGLE-1, chain of 5")
     for measured in (done.pairs, chain):

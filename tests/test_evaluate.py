@@ -273,7 +273,7 @@ def test_the_same_command_scores_nothing_again(
         assert re.search("evaluation.json.*; choose another out=", call(*WORDS)[2])
 
 
-def test_stopped_scoring_goes_on(call: Call, folder: Path, calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_scoring_continues(call: Call, folder: Path, calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     words, scorer = (*WORDS, "batch=1", "out=scored"), ScenesClip.scorer
 
     def stopping(self: ScenesClip) -> Any:
@@ -371,7 +371,7 @@ def test_a_folder_of_runs_is_no_folder_of_images(call: Call, finished: Path, tmp
     assert "grid holds 1 run (delta=2): score them" in refused(call, "grid", "data=scenes", "metrics=scenes_clip")
 
 
-def test_what_is_wrong_with_a_run_is_named(call: Call, finished: Path) -> None:
+def test_errors_of_a_run_are_named(call: Call, finished: Path) -> None:
     mistakes = {
         "data=scenes": "leave data= out",
         "out=there": "leave out= out",

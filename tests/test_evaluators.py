@@ -76,7 +76,7 @@ def test_a_stored_evaluator_answers_as_before(kind: str, pictures: Tensor, tmp_p
     torch.testing.assert_close(outputs(again, pictures), outputs(module, pictures), atol=5e-3, rtol=5e-3)
 
 
-def test_what_is_read_and_how_surely() -> None:
+def test_the_reader_counts_right_and_wrong_slots() -> None:
     """Two pictures. The second has no object: its slots count neither as right nor as wrong."""
     labels = torch.tensor([scenes.sample("train", 0).scene.labels(), [0, 1] + [worlds.ABSENT] * 12])
     logits = [torch.zeros(2, len(choices)) for choices in scenes.ATTRIBUTES.values()]
@@ -182,7 +182,7 @@ def test_the_contrastive_loss_is_the_mean_of_both_directions() -> None:
     assert value < te.contrastive_loss(images, captions, changed, none, same, scale)
 
 
-def test_train_all_trains_what_is_missing_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_all_trains_only_missing_evaluators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps of each: this test is about files and statistics, not about learning."""
     for name in ("CLASSIFIER_RECIPE", "READER_RECIPE", "TWO_TOWER_RECIPE"):
         monkeypatch.setattr(te, name, Recipe(steps=2, batch=8, lr=1e-3, warmup=1))

@@ -57,7 +57,7 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool
     return calls
 
 
-def test_a_stopped_step_goes_on_and_rows_of_parts_are_joined(
+def test_a_stopped_step_continues_and_rows_of_parts_are_joined(
     ran: list[tuple[str, bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second of two commands fails at first; the first command is not run again. Seconds are measured with the

@@ -303,7 +303,7 @@ def test_status_of_a_run_from_its_beginning_to_its_end(call: Call, tmp_path: Pat
         assert status()["state"] == "running"
 
 
-def test_resume_goes_on_by_the_folders_own_words(call: Call, tmp_path: Path, monkeypatch: Any) -> None:
+def test_resume_continues_with_the_arguments_of_the_folder(call: Call, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(run, "_load_pipeline", at(3, interrupt))
     code, _, err = call("run", *WORDS, "delta=1.3", "out=here")
     assert (code, len(images(tmp_path / "here"))) == (130, 4)

@@ -190,7 +190,7 @@ def test_a_model_arrives_with_its_record(call: Call, hub: FakeHub) -> None:
     assert hub.got[-1] == "spiece.model"
 
 
-def test_the_licence_is_told_and_meta_s_checksums_are_kept(
+def test_the_licence_is_printed_and_metas_checksums_are_kept(
     call: Call, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     hub.repositories["Alpha-VLLM/Lumina-mGPT-7B-512"] = HF_FILES
@@ -210,7 +210,7 @@ def test_the_licence_is_told_and_meta_s_checksums_are_kept(
     assert "target comes from Alpha-VLLM/Lumina-mGPT-7B-512, not Alpha-VLLM/Lumina-mGPT-7B-768" in err
 
 
-def test_an_interrupted_fetch_goes_on_at_the_same_commit(call: Call, hub: FakeHub) -> None:
+def test_an_interrupted_fetch_continues_at_the_same_commit(call: Call, hub: FakeHub) -> None:
     """The branch moves in the meantime: a part that has begun stays at its commit, and the rest is fetched at the
     newest commit."""
 
@@ -301,7 +301,7 @@ def test_a_folder_that_is_in_use_or_cannot_be_written_to(call: Call, hub: FakeHu
     assert f"cannot write to {tmp_path / 'file'}" in refused(call, "model=llamagen_xl", f"weights={tmp_path / 'file'}")
 
 
-def test_a_damaged_record_is_told(call: Call, hub: FakeHub) -> None:
+def test_a_damaged_record_is_reported(call: Call, hub: FakeHub) -> None:
     folder = home.model_folder("llamagen_xl")
     folder.mkdir(parents=True)
     for content in ("{", "[]", '{"parts": {"target": 3}}'):
@@ -309,7 +309,7 @@ def test_a_damaged_record_is_told(call: Call, hub: FakeHub) -> None:
         assert "SOURCE.json is damaged" in refused(call, "model=llamagen_xl")
 
 
-def test_what_the_hub_answers_is_told(call: Call, hub: FakeHub) -> None:
+def test_the_answer_of_the_hub_is_reported(call: Call, hub: FakeHub) -> None:
     import huggingface_hub.errors
 
     for kind, sentence in (
@@ -441,7 +441,7 @@ TENSORS = {
 
 
 @needs_reference
-def test_listed_sizes_are_those_of_the_tensors() -> None:
+def test_listed_sizes_match_the_tensors() -> None:
     """Within 1 %: a file also has its header, and the page shows three digits."""
     for manifest, (model, folder) in TENSORS.items():
         part = sources.part_of(registry.model_sources()[model], folder)
@@ -587,7 +587,7 @@ def test_a_plain_file_arrives_with_its_record(call: Call, parti: Web, tmp_path: 
     assert "PartiPrompts.tsv" in tree(tmp_path / "there")
 
 
-def test_a_broken_download_goes_on(call: Call, parti: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_download_continues(call: Call, parti: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the same process, in another process, and after Ctrl-C; also from a server that does not support ranges."""
     parti.breaks = [1000, 700]
     fetched(call, "data=parti")
@@ -770,7 +770,7 @@ def test_an_evaluator_with_other_content_is_refused(call: Call, hub: FakeHub, ev
         assert re.search(f"{file}.* arrived damaged", refused(call, f"metrics={name}"))
 
 
-def test_evaluators_without_their_file_are_told(call: Call, hub: FakeHub, evaluators: Web) -> None:
+def test_evaluators_without_their_file_are_reported(call: Call, hub: FakeHub, evaluators: Web) -> None:
     hub.repositories["zai-org/ImageReward"].pop("ImageReward.pt")
     err = refused(call, "metrics=image_reward")
     assert "has no ImageReward.pt: put ImageReward.pt of zai-org/ImageReward into image_reward/" in err

@@ -16,7 +16,7 @@ from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import TableFigure
 
 
-def test_seconds_stand_in_a_table_of_their_own() -> None:
+def test_seconds_have_their_own_table() -> None:
     steps, seconds = TABLES["field"], TABLES["field_seconds"]
     assert [line.key for line in steps.lines] == [line.key for line in seconds.lines]
     assert not any(column.key in TIMED_COLUMNS for column in steps.columns)

@@ -121,7 +121,7 @@ def plain_logits(model, inputs, tokens):
 
 @pytest.mark.parametrize(("layers", "branch"), [(3, 1), (4, 2)])
 @torch.no_grad()
-def test_the_forward_pass_is_that_of_a_plain_implementation(layers, branch):
+def test_the_forward_pass_equals_a_plain_implementation(layers, branch):
     model = network(layers=layers, branch=branch)
     model.first_gate.weight.copy_(torch.randn(1, 16))
     prefix, tokens = prefix_of(model), draw(model)
@@ -248,7 +248,7 @@ def test_a_run_takes_a_pass_for_each_anti_diagonal_and_names_another_target(tmp_
         configuration.compose(["model=flashar_scenes", "method=sjd"])
 
 
-def test_the_loss_is_that_of_the_plain_formulas():
+def test_the_loss_equals_the_plain_formulas():
     model = network()
     tokens = draw(model)
     conditions = Conditioning(torch.randn(2, PREFIX, 8), torch.ones(2, PREFIX, dtype=torch.bool))

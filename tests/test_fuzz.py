@@ -282,7 +282,7 @@ def test_the_name_of_a_run_becomes_no_path(tmp_path: Path, run_id: str) -> None:
     assert not Path("/tmp/escape-specbench").exists()
 
 
-def test_a_row_may_differ_from_that_of_its_folder(tmp_path: Path) -> None:
+def test_a_row_may_differ_from_the_row_of_its_folder(tmp_path: Path) -> None:
     """`report keep=` used to look for the prompts of the folder's row under the data of the edited row: a KeyError."""
     run_folder(tmp_path / "in/run", "a", "images/00000.png")
     edited = tmp_path / "edited.csv"
@@ -327,9 +327,7 @@ def test_a_file_name_reaches_neither_terminal_nor_table_raw(tmp_path: Path, caps
     assert refused(capsys, "evaluate", tmp_path / "b", "data=scenes").endswith("/?.png is not UTF-8; rename it")
 
 
-def test_a_header_that_promises_more_than_there_is_costs_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_header_larger_than_its_file_costs_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """numpy trusts the header of an array, and requests 58 TiB for it."""
     head = "{'descr': '<f8', 'fortran_order': False, 'shape': (1, 8000000000000)}".ljust(117) + "\n"
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as z:

@@ -20,7 +20,7 @@ from specbench.rows import baseline, selection, sources
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import as_read, read_rows
 from specbench.rows.journal import read_records
-from specbench.rows.scores import Score, ScoreLine, Side, fingerprint, prompts_fingerprint
+from specbench.rows.scores import Score, ScoreLine, Side, images_fingerprint, prompts_fingerprint
 from specbench.storage.files import split_paths
 from specbench.tables import report
 
@@ -184,7 +184,7 @@ def test_scores_of_a_baseline_need_the_same_scorer(tmp_path: Path) -> None:
     cfg = configuration.compose(["method=cool_sd", "n=3", "metrics=none"])
     folder = run.run(cfg, str(tmp_path), loader=FakePipeline).folder
     images = read_records(tmp_path / "baseline.jsonl")
-    digests, prompts = fingerprint(one.sha256 for one in images), prompts_fingerprint(images)
+    digests, prompts = images_fingerprint(one.sha256 for one in images), prompts_fingerprint(images)
 
     def add(value: float | None, backend: str, side: Side = "vanilla", images_digest: str = digests) -> None:
         columns = {"image_reward": Score(value, None, backend, "")}

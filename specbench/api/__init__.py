@@ -269,8 +269,8 @@ class LoadedModel:
 
 
 def _overrides(method: str | None, parameters: Mapping[str, Any]) -> list[str]:
-    """The arguments of a configuration. None is passed as a value, except for `out`, the method and the model, which
-    are omitted."""
+    """The arguments of a configuration. The value None is also passed, except for `out`, the method and the model,
+    which are then omitted."""
     if method is not None and "method" in parameters:
         raise UsageError("the method is given twice; give it once")
     arguments = parameters if method is None else {"method": method, **parameters}

@@ -339,7 +339,10 @@ def _compare_metric(
         largest = max(np.abs(x).max(), np.abs(y).max())  # for equal images, batches may change the last digits
         return paired(passes.finite(x), passes.finite(y), FLOAT32 * largest)
     try:
-        if any(metric.cache_key != scorer for metric in by_side) or by_side[0].basis() != by_side[1].basis():
+        if (
+            any(metric.cache_key != scorer for metric in by_side)
+            or by_side[0].fingerprint() != by_side[1].fingerprint()
+        ):
             raise UsageError("A and B do not share the weights, or the real images, of this machine")
         items = [passes.items(run, [pairs[i][side] for i in scored]) for side, run in enumerate(runs)]
         (value_a, influences_a), (value_b, influences_b) = map(passes.value_and_influences, by_side, outputs, items)

@@ -168,8 +168,8 @@ def _facts(scored_pass: ScoredPass, records: Sequence[Record]) -> dict[str, str]
 @dataclass(frozen=True)
 class MetricOfRun:
     """scorer: must be the same in runs that are compared: the scorer's cache key or, for a metric of all images
-    together, its basis. value: over all images. influences (P,): how each of P prompts moves it, of mean zero, in the
-    order of their index."""
+    together, its fingerprint. value: over all images. influences (P,): how each of P prompts moves it, of mean zero, in
+    the order of their index."""
 
     scorer: str
     value: float
@@ -197,7 +197,7 @@ def of_column(run: ScoredPass, column: str) -> MetricOfRun:
         if scored_by.cache_key != scorer:
             raise UsageError(f"it was scored by {plain(scorer)}, whose weights are not here")
         value, influences = value_and_influences(scored_by, rows, items(run, records))
-        return MetricOfRun(scored_by.basis(), value, of_prompts(finite(influences), prompts))
+        return MetricOfRun(scored_by.fingerprint(), value, of_prompts(finite(influences), prompts))
     except (UsageError, metrics.Unavailable) as e:
         raise UsageError(f"{plain(run.argument)}: {names[0]}: {e}") from None
     except (ArithmeticError, LookupError, RuntimeError, ValueError):

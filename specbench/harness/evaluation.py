@@ -25,13 +25,13 @@ from specbench.harness.folder import stored
 from specbench.harness.log import say
 from specbench.harness.pairing import Pairs, listed, pair
 from specbench.harness.run import rescore
-from specbench.harness.scoring import ImageSet, Scoring, basis, joined
+from specbench.harness.scoring import ImageSet, Scoring, joined, metric_fingerprint
 from specbench.rows import degenerate
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import to_csv
 from specbench.rows.degenerate import ImageFacts
 from specbench.rows.provenance import new_run_id
-from specbench.rows.scores import ScoreJournal, ScoreLine, fingerprint, notes, score_columns
+from specbench.rows.scores import ScoreJournal, ScoreLine, images_fingerprint, notes, score_columns
 from specbench.storage import home, image_files
 from specbench.storage.csv_text import csv_text
 from specbench.storage.files import is_temporary, locked, sha256, sha256_file, write_atomically
@@ -209,14 +209,14 @@ def _score_images(folder: Path, out: Path, run_id: str, pairs: Pairs, cfg: Mappi
     """Scores pairs of images and prompts, and writes the row and the scores of each image. The metrics of earlier
     requests stay in the row as long as the images are the same."""
     files = _CachedFiles(pairs.paths, out / "digests.json")
-    content = fingerprint(sorted(filter(None, files.contents)))
+    content = images_fingerprint(sorted(filter(None, files.contents)))
     labelled = [[item.id, item.prompt, item.labels] for item in pairs.items]
     images = ImageSet("method", files, lambda: pairs.items, content, sha256(json.dumps(labelled), 16))
     earlier = _earlier_lines(ScoreJournal(out / "scores.jsonl"), content)
     context = metrics.scoring_context(cfg)
     names = joined([*earlier], cfg["metrics"])
     unpaired = [name for name in names if not cfg["data"] and metrics.metric(name, context).reads_prompt]
-    wanted = {name: basis(name, context) for name in names if name not in unpaired}
+    wanted = {name: metric_fingerprint(name, context) for name in names if name not in unpaired}
     scoring = Scoring(cfg, wanted, out, cfg["device"], cfg["batch"])
     try:
         scored = scoring.score(images)

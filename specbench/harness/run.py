@@ -312,9 +312,9 @@ def _track(outcome: RunOutcome) -> None:
 
 def _announce_unmeasured(config: RunConfig, requests: Mapping[str, str]) -> None:
     """Prints before the work starts which metrics will have no value."""
-    for name, basis in requests.items():
-        if scoring.is_unmeasured(basis):
-            say(f"{name} {basis}")
+    for name, fingerprint in requests.items():
+        if scoring.is_unmeasured(fingerprint):
+            say(f"{name} {fingerprint}")
         elif few := too_few_for(name, config.images):
             say(f"{name} stays empty: {few}, this run has {config.images:,}")
 

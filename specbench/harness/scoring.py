@@ -20,7 +20,7 @@ from specbench.metrics.base import Images, PromptItem
 from specbench.rows import provenance
 from specbench.rows.columns import TAKEN
 from specbench.rows.journal import Journal, Record
-from specbench.rows.scores import Score, ScoreJournal, ScoreLine, Side, fingerprint, prompts_fingerprint
+from specbench.rows.scores import Score, ScoreJournal, ScoreLine, Side, images_fingerprint, prompts_fingerprint
 from specbench.storage import origin
 from specbench.storage.package import __version__
 
@@ -35,19 +35,19 @@ def scoring_device(device: str) -> str:
     return "cpu" if resolved == "mps" else resolved  # mps has no float64
 
 
-def basis(name: str, context: metrics.ScoringContext) -> str:
+def metric_fingerprint(name: str, context: metrics.ScoringContext) -> str:
     """Everything that determines the value of a metric besides the images and prompts, or the reason why it has no
     value here. UsageError if a plug-in's metric fills a column with another meaning."""
     if reserved := TAKEN.intersection(parameters.metric_columns(name)):
         raise UsageError(f"metric {name} fills the column {min(reserved)}, which every row has already; rename it")
     try:
-        return metrics.metric(name, context).basis()
+        return metrics.metric(name, context).fingerprint()
     except metrics.Unavailable as e:
         return f"{_UNMEASURED}{e}"
 
 
-def is_unmeasured(basis: str) -> bool:
-    return basis.startswith(_UNMEASURED)
+def is_unmeasured(fingerprint: str) -> bool:
+    return fingerprint.startswith(_UNMEASURED)
 
 
 class RecordedImages:
@@ -82,13 +82,13 @@ class ImageSet:
 def of_records(side: Side, journal: Journal, records: Sequence[Record], load: Callable[[], Sequence[Item]]) -> ImageSet:
     """The images of a pass over the prompts; load: returns the item of each."""
     images = RecordedImages(journal, records)
-    return ImageSet(side, images, load, fingerprint(images.digests), prompts_fingerprint(records))
+    return ImageSet(side, images, load, images_fingerprint(images.digests), prompts_fingerprint(records))
 
 
 def requests(cfg: Mapping[str, Any]) -> dict[str, str]:
-    """Metric -> its basis today, of the metrics that a configuration asks for."""
+    """Metric -> its fingerprint today, of the metrics that a configuration asks for."""
     context = metrics.scoring_context(cfg)
-    return {name: basis(name, context) for name in cfg["metrics"]}
+    return {name: metric_fingerprint(name, context) for name in cfg["metrics"]}
 
 
 def joined(earlier: Sequence[str], requested: Sequence[str]) -> list[str]:
@@ -136,8 +136,8 @@ class Scoring:
         return [*lines.values(), *self._differences(method, baseline, lines, self.score(baseline))]
 
     def score(self, image_set: ImageSet) -> dict[str, ScoreLine]:
-        """Metric -> its line with today's basis; a missing line is computed and appended. For a metric that cannot be
-        measured here, the newest line with a value."""
+        """Metric -> its line with today's fingerprint; a missing line is computed and appended. For a metric that
+        cannot be measured here, the newest line with a value."""
         lines = {}
         for name, text in self._requests.items():
             key = image_set.side, image_set.fingerprint, image_set.prompts
@@ -160,13 +160,13 @@ class Scoring:
     ) -> Iterator[ScoreLine]:
         """The method's values minus those of vanilla AR on the same prompts, for metrics that scored both the same
         way."""
-        images = fingerprint([method.fingerprint, baseline.fingerprint])
+        images = images_fingerprint([method.fingerprint, baseline.fingerprint])
         for name, line in scored.items():
             other = vanilla[name]
-            if not (line.is_measured and other.is_measured) or line.basis != other.basis:
+            if not (line.is_measured and other.is_measured) or line.fingerprint != other.fingerprint:
                 continue
-            difference = self.journal.newest(name, "difference", images, method.prompts, line.basis)
-            if difference is None and self._requests[name] == line.basis:
+            difference = self.journal.newest(name, "difference", images, method.prompts, line.fingerprint)
+            if difference is None and self._requests[name] == line.fingerprint:
                 stderr = metrics.difference_stderr(name, method, baseline, self._context(), self.cache)
                 columns = _minus(line.columns, other.columns, stderr)
                 difference = self._append(name, "difference", method, images, columns)
@@ -186,9 +186,9 @@ class Scoring:
     ) -> ScoreLine:
         """Appends a line to the journal; images: the fingerprint."""
         plugins = parameters.plugins_of({"metrics": [name]})
-        basis, count = self._requests[name], len(image_set.images)
+        fingerprint, count = self._requests[name], len(image_set.images)
         origins = plugins, __version__, self._commit
-        line = ScoreLine(name, side, count, images, image_set.prompts, basis, columns, *origins, provenance.utc())
+        line = ScoreLine(name, side, count, images, image_set.prompts, fingerprint, columns, *origins, provenance.utc())
         self.journal.add(line)
         self.added += 1
         return line
@@ -205,26 +205,26 @@ def _minus(method: Mapping[str, Score], baseline: Mapping[str, Score], stderr: f
     return differences
 
 
-def _stored_line(journal: ScoreJournal, name: str, basis: str, key: tuple[Side, str, str]) -> ScoreLine | None:
-    """The stored line for a request: the one with today's basis or, if the metric cannot be measured here, the newest
-    one with a value. key: the side, and the fingerprints of images and prompts."""
-    measured = journal.newest(name, *key) if is_unmeasured(basis) else None
-    return measured or journal.newest(name, *key, basis)
+def _stored_line(journal: ScoreJournal, name: str, fingerprint: str, key: tuple[Side, str, str]) -> ScoreLine | None:
+    """The stored line for a request: the one with today's fingerprint or, if the metric cannot be measured here, the
+    newest one with a value. key: the side, and the fingerprints of images and prompts."""
+    measured = journal.newest(name, *key) if is_unmeasured(fingerprint) else None
+    return measured or journal.newest(name, *key, fingerprint)
 
 
 def stored_lines(
     requests: Mapping[str, str], journal: ScoreJournal, records: Sequence[Record], vanilla: Sequence[Record] | None
 ) -> list[ScoreLine]:
     """The stored lines for a request, for the images of some records and for their differences from vanilla AR.
-    Computes none. If no line has today's basis, the newest line with a value is used."""
-    images, prompts = fingerprint(r.sha256 for r in records), prompts_fingerprint(records)
-    pair = None if vanilla is None else fingerprint([images, fingerprint(r.sha256 for r in vanilla)])
+    Computes none. If no line has today's fingerprint, the newest line with a value is used."""
+    images, prompts = images_fingerprint(r.sha256 for r in records), prompts_fingerprint(records)
+    pair = None if vanilla is None else images_fingerprint([images, images_fingerprint(r.sha256 for r in vanilla)])
     lines = []
     for name, text in requests.items():
         key: tuple[Side, str, str] = "method", images, prompts
         line = _stored_line(journal, name, text, key) or journal.newest(name, *key)
         if line is not None:
             lines.append(line)
-            difference = pair and journal.newest(name, "difference", pair, prompts, line.basis)
+            difference = pair and journal.newest(name, "difference", pair, prompts, line.fingerprint)
             lines += [difference] if difference else []
     return lines

@@ -14,7 +14,7 @@ from specbench.harness.folder import RunFolder, stored
 from specbench.rows import timing
 from specbench.rows.degenerate import of_records
 from specbench.rows.journal import Record, read_records
-from specbench.rows.scores import fingerprint
+from specbench.rows.scores import images_fingerprint
 
 _RECENT = 200  # the speed is computed over this many images
 
@@ -114,7 +114,7 @@ def _has_row(folder: RunFolder, config: RunConfig, records: Sequence[Record]) ->
     """Whether the run has a row, and all metrics were tried on the images of these records."""
     if not folder.row.is_file():
         return False
-    images = fingerprint(r.sha256 for r in records)
+    images = images_fingerprint(r.sha256 for r in records)
     tried = {line.metric for line in folder.open_scores() if line.images == images}
     return tried.issuperset(config.metrics)
 

@@ -147,7 +147,7 @@ class Metric(ABC):
         "inception@6726825d, 299 bilinear". Metrics with the same `cache_key` share the outputs. Loads no network.
         Raises Unavailable if the weights are missing."""
 
-    def basis(self) -> str:
+    def fingerprint(self) -> str:
         """Everything except images and items that determines the value, as text. When it changes, a row is computed
         again. A metric with a reference adds the reference's label. Raises Unavailable as `cache_key` does."""
         return f"{self.cache_key} {json.dumps(self.options, sort_keys=True)}"

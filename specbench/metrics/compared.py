@@ -44,8 +44,8 @@ class ComparedMetric(Metric):
     def of_real(self) -> str:
         """The metric whose name makes `specbench reference` compute these features of real images."""
 
-    def basis(self) -> str:
-        return f"{super().basis()} reference {self.reference.label}"
+    def fingerprint(self) -> str:
+        return f"{super().fingerprint()} reference {self.reference.label}"
 
     def refuses(self, images: Images, items: Sequence[PromptItem]) -> str:
         try:

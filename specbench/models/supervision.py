@@ -67,7 +67,7 @@ def hidden_states(model: Language, prefix: Prefix, tokens: Tensor) -> Tensor:
 
 
 def following_ids(model: Language, prefix: Prefix, tokens: Tensor) -> Tensor:
-    """The vocabulary ids (N, P - 2 + T) from position 1 to the last but one."""
+    """The vocabulary ids (N, P - 2 + T) from position 1 to the second last."""
     return torch.cat([prefix.ids[:, 1:], model.ids(tokens[:, :-1])], 1)
 
 

@@ -12,7 +12,7 @@ from specbench.rows import degenerate, selection, summary, timing
 from specbench.rows.columns import COLUMNS, METRICS
 from specbench.rows.csv_files import as_read
 from specbench.rows.journal import Record, read_records
-from specbench.rows.scores import ScoreJournal, fingerprint, prompts_fingerprint, score_columns
+from specbench.rows.scores import ScoreJournal, images_fingerprint, prompts_fingerprint, score_columns
 from specbench.rows.shown import MACHINE
 
 Row = Mapping[str, Any]
@@ -91,7 +91,7 @@ def _measured(images: list[Record]) -> dict[str, Any]:
 
 def _scores(folder: Path, row: Row, images: list[Record]) -> dict[str, Any]:
     """The newest scores of these images, by the same scorers as the run's."""
-    digests, prompts = fingerprint(record.sha256 for record in images), prompts_fingerprint(images)
+    digests, prompts = images_fingerprint(record.sha256 for record in images), prompts_fingerprint(images)
     lines = ScoreJournal(folder / "scores.jsonl")
     known = [line for line in lines if (line.side, line.images, line.prompts) == ("vanilla", digests, prompts)]
     scores = score_columns(sorted(known, key=lambda line: line.is_measured))

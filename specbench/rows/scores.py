@@ -45,9 +45,9 @@ class Score:
 class ScoreLine:
     """A metric's scores of one side.
 
-    n: number of images. images, prompts: their fingerprints (`fingerprint`). basis: everything else that determines the
-    values, as text (`Metric.basis`), or why the metric has no values. plugins: labels of the plug-ins that scored;
-    specbench, commit: version and commit of the code. time: UTC.
+    n: number of images. images, prompts: their fingerprints (`images_fingerprint`, `prompts_fingerprint`). fingerprint:
+    everything else that determines the values, as text (`Metric.fingerprint`), or why the metric has no values.
+    plugins: labels of the plug-ins that scored; specbench, commit: version and commit of the code. time: UTC.
     """
 
     metric: str
@@ -55,7 +55,7 @@ class ScoreLine:
     n: int
     images: str
     prompts: str
-    basis: str
+    fingerprint: str
     columns: Mapping[str, Score]
     plugins: Sequence[str]
     specbench: str
@@ -74,18 +74,22 @@ class ScoreJournal(AppendOnly[ScoreLine]):
     def __init__(self, path: Path) -> None:
         super().__init__(path, lambda line: _line(decode(line)), "a score")
 
-    def newest(self, metric: str, side: Side, images: str, prompts: str, basis: str | None = None) -> ScoreLine | None:
-        """The newest line of a metric for these images: with this basis or, if it is None, with a value."""
+    def newest(
+        self, metric: str, side: Side, images: str, prompts: str, fingerprint: str | None = None
+    ) -> ScoreLine | None:
+        """The newest line of a metric for these images: with this fingerprint or, if it is None, with a value."""
         for line in reversed(self.lines):
             of_images = (line.metric, line.side, line.images, line.prompts) == (metric, side, images, prompts)
-            if of_images and (line.is_measured if basis is None else line.basis == basis):
+            if of_images and (line.is_measured if fingerprint is None else line.fingerprint == fingerprint):
                 return line
         return None
 
 
 def _line(values: Mapping[str, Any]) -> ScoreLine:
     columns = {str(name): Score(**fields) for name, fields in values["columns"].items()}
-    return ScoreLine(**{**values, "columns": columns})
+    # earlier versions wrote the key `basis`
+    renamed = {"fingerprint" if name == "basis" else name: value for name, value in values.items()}
+    return ScoreLine(**{**renamed, "columns": columns})
 
 
 class _Prompted(Protocol):
@@ -95,7 +99,7 @@ class _Prompted(Protocol):
     def id(self) -> str: ...
 
 
-def fingerprint(digests: Iterable[str | None]) -> str:
+def images_fingerprint(digests: Iterable[str | None]) -> str:
     """Identifies images by their digests, in order."""
     return sha256(" ".join(digest or "" for digest in digests), 16)
 
