@@ -270,7 +270,7 @@ def test_a_checked_number_is_always_in_range(value: object) -> None:
 def test_validate_refuses_missing_values() -> None:
     cfg = configuration.compose().plain()
     del cfg["seed"], cfg["n"]
-    with pytest.raises(UsageError, match="lacks seed and n"):
+    with pytest.raises(UsageError, match="has no seed and n"):
         parameters.validate(cfg)
 
 

@@ -260,7 +260,7 @@ def test_a_model_of_a_folder_is_fetched_like_a_shipped_one(folder: Path, call: C
     assert "  eagle/: somebody/eagle, main (MIT)\n" in out
     with parameters.including([folder]):
         cfg = configuration.compose(["model=toy", "method=eagle2", "n=1"])
-        with pytest.raises(UsageError, match="lacks target/, tokenizer/, eagle/: run `specbench fetch model=toy"):
+        with pytest.raises(UsageError, match="has no target/, tokenizer/, eagle/: run `specbench fetch model=toy"):
             missing_weights.check(cfg)
         assert {part.repository for part in registry.model_sources()["toy"].parts.values()} == {
             "somebody/toy",

@@ -524,7 +524,7 @@ def test_errors_that_are_reported_before_loading(tmp_path: Path, monkeypatch: py
     for words, sentence in (
         (["weights=random", "tree=nope"], "unknown tree 'nope'"),
         (["weights=random", "method=sd", "rule=cool", "schedule=linear", "window=8"], "schedule=linear"),
-        (["weights=."], "lacks scenes_target.safetensors"),
+        (["weights=."], "has no scenes_target.safetensors"),
     ):
         with pytest.raises(UsageError, match=sentence):
             run.check(configuration.compose(words))
