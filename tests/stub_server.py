@@ -113,7 +113,7 @@ class StubServer(LoopbackServer):
         self.answers = {"/v1/images/generations": answer, "/generate": ar_answer}
         self.seen: list[dict[str, Any]] = []
         self.headers: list[Any] = []
-        self.told: dict[str, Any] = {
+        self.versions: dict[str, Any] = {
             "/version": {"version": "0.16.0"},
             "/v1/models": {"data": [{"id": "GLM-Image", "owned_by": "vllm"}]},
         }
@@ -130,8 +130,8 @@ class Handler(Answers):
 
     def do_GET(self) -> None:
         self.server.headers.append(self.headers)
-        if self.path in self.server.told:
-            self.send(self.server.told[self.path])
+        if self.path in self.server.versions:
+            self.send(self.server.versions[self.path])
         elif self.path.startswith("/v1/images/"):  # of an answer with a relative address
             self.send(png(json.loads(base64.urlsafe_b64decode(self.path.rsplit("/", 1)[1]))))
         else:

@@ -199,9 +199,9 @@ def test_an_answer_with_an_address(server: StubServer, monkeypatch: pytest.Monke
 
 def test_the_server_and_the_model_are_named(server: StubServer, tmp_path: Path) -> None:
     assert client(server).identity() == ("vllm 0.16.0", ["GLM-Image"])
-    server.told = {"/v1/models": {"data": [{"id": "janus", "owned_by": "sglang"}]}, "/server_info": {"version": "0.5"}}
+    server.versions = {"/v1/models": {"data": [{"id": "janus", "owned_by": "sglang"}]}, "/server_info": {"version": "0.5"}}
     assert client(server).identity() == ("sglang 0.5", ["janus"])
-    server.told = {"/v1/models": {"data": None}}
+    server.versions = {"/v1/models": {"data": None}}
     assert client(server).identity() == ("", [])
     unknown = configured(server, "model_name=mine", "n=1", "extra_body={seed:null}")
     note = run.run(unknown, tmp_path / "unknown").row["note"]
@@ -211,10 +211,10 @@ def test_the_server_and_the_model_are_named(server: StubServer, tmp_path: Path) 
         run.run(configured(server), tmp_path / "run")
     row = run.run(configured(server, "model_name=mine", "server='my engine 3'", "n=1"), tmp_path / "run").row
     assert (row["model"], row["server"]) == ("mine", "my engine 3")
-    server.told = {"/version": {"version": "3"}}
+    server.versions = {"/version": {"version": "3"}}
     unnamed = configured(server, "model_name=mine", "n=2").changed(server=None)
     first = run.run(unnamed.changed(n=1), tmp_path / "told").row
-    server.told = {"/version": {"version": "4"}}
+    server.versions = {"/version": {"version": "4"}}
     with pytest.raises(UsageError, match=f"was started with weights mine by {first['server']}, not mine by"):
         run.run(unnamed, tmp_path / "told")
 
