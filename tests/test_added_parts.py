@@ -135,7 +135,11 @@ def test_added_parts_are_known_to_every_command(tmp_path: Path) -> None:
         assert text in helps
     assert "gamma                4                 integer of at least" in helps
     assert "model                llamagen_b" in helps
-    for text in ("strict +Half the acceptance", "steady +A Jacobi window of", "llamagen_b +LlamaGen-B .* absent"):
+    for text in (
+        "strict +Half the acceptance",
+        "steady +A Jacobi window of",
+        "llamagen_b +LlamaGen-B .*weights missing",
+    ):
         assert re.search(f"^  {text}", listed, re.MULTILINE)
     assert "target/: somebody/small, main (MIT)" in listed
     assert "tokenizer/: FoundationVision/LlamaGen, dc1fec5" in listed
