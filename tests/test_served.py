@@ -199,7 +199,10 @@ def test_an_answer_with_an_address(server: StubServer, monkeypatch: pytest.Monke
 
 def test_the_server_and_the_model_are_named(server: StubServer, tmp_path: Path) -> None:
     assert client(server).identity() == ("vllm 0.16.0", ["GLM-Image"])
-    server.versions = {"/v1/models": {"data": [{"id": "janus", "owned_by": "sglang"}]}, "/server_info": {"version": "0.5"}}
+    server.versions = {
+        "/v1/models": {"data": [{"id": "janus", "owned_by": "sglang"}]},
+        "/server_info": {"version": "0.5"},
+    }
     assert client(server).identity() == ("sglang 0.5", ["janus"])
     server.versions = {"/v1/models": {"data": None}}
     assert client(server).identity() == ("", [])
