@@ -80,7 +80,7 @@ def test_an_audit_names_what_it_audited(call: Call, tmp_path: Path) -> None:
         for output in (printed, row):
             assert (output["drafter"], output["rule"]) == (drafter, rule)
         assert values in row["parameters"].split()
-        assert f": drafter={drafter} rule={rule} {row['values']}\n" in out
+        assert f": drafter={drafter} rule={rule} {row['parameters']}\n" in out
 
 
 def test_tables_of_ones_own(call: Call, tmp_path: Path) -> None:

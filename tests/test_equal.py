@@ -345,7 +345,7 @@ def test_a_table_tests_every_pair_of_its_curves_once(tmp_path: Path) -> None:
     ]
     assert len(sheet.entries) == tests
     remarks = " ".join(sheet.remarks)
-    assert remarks.count("over 9 prompts") == len(PANELS)
+    assert remarks.count("on 9 prompts") == len(PANELS)
     assert f"all {tests} pairs" in remarks
 
 
