@@ -548,7 +548,7 @@ def test_outputs_are_found_by_metric_and_by_scorer(network: Brightness, tmp_path
     assert (outputs.of("brightness@1, full image", keys) == outputs.of("light", keys)).all()
     reading = [metrics.image_key(digest(images[i]), "x" * (i + 1)) for i in range(3)]
     assert outputs.of("length", reading)[:, 1].tolist() == [1, 2, 3]
-    with pytest.raises(UsageError, match="no length of 2 of 2"):
+    with pytest.raises(UsageError, match="no length for 2 of 2"):
         outputs.of("length", keys)
     (tmp_path / "scores" / "metrics.json").write_text("[")
     assert len(metrics.Outputs(tmp_path).of("brightness@1, full image", keys)) == 2

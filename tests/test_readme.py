@@ -98,7 +98,8 @@ NOT_RUN = {
 def commands(path: Path) -> list[str]:
     """The lines of a document's indented blocks, without their comments. Fenced blocks are run by other tests."""
     text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    lines = [line[4:] for line in text.splitlines() if re.match(r"    \S", line)]
+    blocks = [block for block in re.split(r"\n\s*\n", text) if re.match(r"\n?    \S", block)]  # not in a list's item
+    lines = [line[4:] for block in blocks for line in block.splitlines() if re.match(r"    \S", line)]
     return [re.sub(r"\s+#\s.*", "", line) for line in lines]
 
 
