@@ -251,7 +251,7 @@ def test_a_row_edited_by_hand_costs_a_sentence(tmp_path: Path, capsys: pytest.Ca
     for cell, sentence in [
         ("nan", "got 'nan'"),
         ('"1', "unexpected end of data"),
-        ("1,2,3", "5 cells below a header of 3"),
+        ("1,2,3", "5 cells instead of 3"),
         ("\udcff", "not UTF-8"),
     ]:
         row = f"run_id,config_hash,steps\na,b,{cell}\n"
