@@ -38,8 +38,8 @@ NOT_COMPARED = {
 
 @torch.inference_mode()
 def check(path: Path) -> bool:
-    """Print the largest error of each output of a golden; whether all are within its tolerance. Raises UsageError for
-    a golden that is unusable, and for a tensor that it has and no check reads."""
+    """Print the largest error of each output of a golden. Returns whether all are within its tolerance. Raises
+    UsageError for a golden that is unusable, and for one with a tensor that no check reads."""
     meta, tensors = read(path)
     if meta.get("name") not in CHECKS:
         raise unknown("golden", str(meta.get("name")), CHECKS)

@@ -92,8 +92,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def carry_out(stage: int, run: str, file: Path, fast: bool, limit: float) -> None:
-    """A stage in processes of its own: another one after each that lost the device, which first repeats the check that
-    failed, with kernels started one by one, so that the error names the kernel."""
+    """Run a stage in separate processes. After a process that lost the device, another one starts. It first repeats the
+    failed check with kernels started one by one, so that the error names the kernel."""
     end, again = time.monotonic() + limit, ""
     for _ in range(LOSSES):
         ended = _process(stage, run, file, fast, again, end)
@@ -112,7 +112,7 @@ def carry_out(stage: int, run: str, file: Path, fast: bool, limit: float) -> Non
 
 
 def _process(stage: int, run: str, file: Path, fast: bool, again: str, end: float) -> Any:
-    """The exit code, or "limit" where the process took too long."""
+    """The exit code, or "limit" if the process took too long."""
     command = [sys.executable, __file__, "--worker", f"--stages={stage}", f"--run={run}", f"--out={file}"]
     command += ["--fast"] if fast else []
     command += [f"--again={again}"] if again else []
@@ -129,7 +129,7 @@ def _process(stage: int, run: str, file: Path, fast: bool, again: str, end: floa
 
 
 def worker(stage: int, run: str, file: Path, fast: bool, again: str) -> int:
-    """The checks of a stage that no earlier process has done; again: the one that is repeated first."""
+    """Run the checks of a stage that no earlier process has done; again: the check that is repeated first."""
     import torch
 
     cuda = torch.cuda.is_available()

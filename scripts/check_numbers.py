@@ -96,7 +96,7 @@ class Problem:
 
 
 class Rows:
-    """What marks see of `results`."""
+    """The functions and rows that marks can use, of the folder `results`."""
 
     def __init__(self, results: Path, few: Sequence[str] = (), defined: Mapping[str, str] | None = None) -> None:
         self.results, self.few, self.defined = results, few, defined or {}
@@ -145,7 +145,7 @@ class Rows:
         return {label: at for label, at in values.items() if at is not None}
 
     def enough(self, source: str, sizes: Mapping[str, Any]) -> None:
-        """UsageError where rows are of too few images or samples."""
+        """Raises UsageError if rows are of too few images or samples."""
         for size, least in LEAST.items():
             if (count := sizes.get(size)) and count < least and source not in self.few:
                 raise UsageError(f"rests on {size}={count:g} of {source}, below {least}")
@@ -318,7 +318,7 @@ def as_printed(value: Any, printed: str) -> str:
 
 
 def _blank(pattern: re.Pattern[str], text: str) -> str:
-    """`text` with blanks for what the pattern finds, so that places stay the same."""
+    """`text` with blanks in place of all matches of the pattern, so that positions do not change."""
     return pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
 
 

@@ -30,10 +30,8 @@ _OF_LOCATIONS = ("config_hash", "drafter_weights", "reference")
 
 
 def faults(folder: Path, knows_commit: Callable[[str], bool] | None = None) -> list[str]:
-    """Everything that is wrong with a submitted folder, one sentence each; empty where nothing is.
-
-    knows_commit: whether the project's history has a commit; None where there is no history to ask.
-    """
+    """Everything that is wrong with a submitted folder, one sentence each. knows_commit: whether the project's history
+    has a commit; None without a history."""
     if not (folder / "rows.csv").is_file():
         return [f"{folder} has no rows.csv: make it with `specbench push RUN to={folder}`"]
     files = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
@@ -65,7 +63,7 @@ def faults(folder: Path, knows_commit: Callable[[str], bool] | None = None) -> l
 
 
 def _differences(stated: Mapping[str, Any], computed: Mapping[str, Any]) -> Iterator[str]:
-    """The columns in which a row is not what its records and scores give."""
+    """The columns in which a row differs from the values of its records and scores."""
     for name in COLUMNS:
         if name not in _OF_LOCATIONS and stated.get(name) != computed.get(name):
             yield f"rows.csv has {name}={stated.get(name)}, and its records and scores give {computed.get(name)}"

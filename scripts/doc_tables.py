@@ -135,7 +135,7 @@ def cell(column: Column, row: Row) -> str:
 
 
 def heading(label: str) -> str:
-    """As a heading in a sentence: "Step compression" -> "step compression"; "CLIP score" stays."""
+    """A label as a heading in a sentence: "Step compression" -> "step compression"; "CLIP score" does not change."""
     return label if label[1:2].isupper() or label.startswith(_PROPER) else label[:1].lower() + label[1:]
 
 
@@ -248,7 +248,7 @@ def _least(rows: Sequence[Row]) -> str:
 
 
 def _distance(rows: Sequence[Row], *columns: str) -> str:
-    """What the rows show, and the largest limits of all, which hold for the largest distance."""
+    """The verdict of the rows, and the largest limits, which hold for the largest distance."""
     if not rows:
         return ""
     verdicts = {row["verdict"] for row in rows}

@@ -46,7 +46,7 @@ _KEEPS_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**34), 
 
 @dataclass(frozen=True)
 class Step:
-    """An entry of evidence.yaml, which says what the fields are."""
+    """An entry of evidence.yaml, which explains the fields."""
 
     name: str
     minutes: int
@@ -58,7 +58,7 @@ class Step:
 
 
 def _step(tables: str = "", **entry: Any) -> Step:
-    """With the tables of all patterns."""
+    """A step with all tables that match its patterns."""
     return Step(tables=[name for pattern in tables.split() for name in fnmatch.filter(TABLES, pattern)], **entry)
 
 
@@ -67,7 +67,7 @@ STEPS = [_step(**entry) for entry in _ENTRIES]
 
 
 def commands(step: Step, jobs: int) -> Iterator[tuple[list[str], Path | None]]:
-    """The commands of a step, each with the file of its rows where they are to be joined with others."""
+    """The commands of a step, each with the file of its rows if they are joined with others."""
     if step.tables:
         yield ["specbench", "tables", *step.tables, "--jobs", str(1 if step.idle else jobs)], None
     for command in step.commands:

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS, SETTINGS, MESSAGES = "README and docs", "settings", "messages"
 COMMENTS, NAMES, VARIABLES = "docstrings and comments", "names", "variables called found"
 #: Kind of text -> the most phrases in all files together. Lower a limit when fewer are left.
-LIMITS = {DOCS: 114, SETTINGS: 47, MESSAGES: 62, COMMENTS: 543, NAMES: 0, VARIABLES: 2585}
+LIMITS = {DOCS: 0, SETTINGS: 0, MESSAGES: 0, COMMENTS: 10, NAMES: 0, VARIABLES: 10}
 
 LISTED = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 FOREIGN = re.compile("|".join(LISTED["foreign"]))
@@ -66,7 +66,7 @@ def texts(path: Path) -> Iterator[tuple[str, str]]:
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
         newest = NEWEST.match(text) if path.name == "changelog.md" else None
-        yield DOCS, newest[0] if newest else text
+        yield DOCS, re.sub(r"`[^`\n]*`", "`name`", newest[0] if newest else text)
     elif path.suffix == ".yaml":
         yield SETTINGS, re.sub("(?m)^ *#", "", text)
     else:

@@ -20,7 +20,7 @@ from specbench.bench.devices import DEVICES
 from specbench.storage.files import format_size
 from specbench.tables import forecast
 from specbench.tables.catalog import TABLES
-from specbench.tables.forecast import Foreseen
+from specbench.tables.forecast import DryRun
 from specbench.tables.measure import TablePlan, plan
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,8 +46,8 @@ def planned(table: str, model: str, n: int | None) -> TablePlan:
     return plan(TABLES[table], model, n, Path(os.devnull), Path("runs"))
 
 
-def hours(todo: TablePlan) -> Foreseen:
-    return forecast.foresee(todo.missing, {name: DEVICES[name] for name in GPUS}, ROOT / "results")
+def hours(todo: TablePlan) -> DryRun:
+    return forecast.dry_run(todo.missing, {name: DEVICES[name] for name in GPUS}, ROOT / "results")
 
 
 def fetched(todo: TablePlan) -> str:

@@ -5,7 +5,7 @@
     result = specbench.run("cool_sd", model="llamagen_scenes", delta=1.1, n=16)
     result.row["step_compression"], result.records, result.images[0]
 
-The functions are those of `specbench.api`, loaded when they are first used: `run`, `result`, `compare`, `audit`,
+The functions come from `specbench.api` and are loaded when they are first used: `run`, `result`, `compare`, `audit`,
 `load`, `include` and `choices`. Mistakes raise `UsageError`, failures `RunError`.
 """
 
@@ -49,8 +49,9 @@ def __dir__() -> list[str]:
 
 
 def _library_mode() -> str:
-    """One order of summation in Intel's matrix library, whatever the number of rows, threads or the alignment of a
-    product: strict conditional numerical reproducibility. Its automatic choice is slow on other vendors' processors.
+    """The value of MKL_CBWR for one order of summation in Intel's matrix library, independent of the number of rows,
+    threads and the alignment of a product: strict conditional numerical reproducibility. Its automatic choice is slow
+    on other vendors' processors.
     """
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="ignore") as f:
@@ -60,5 +61,5 @@ def _library_mode() -> str:
     return "AUTO,STRICT" if intel else "AVX2,STRICT"
 
 
-# The library reads this once, at its first product. A value that is already set stays.
+# The library reads this once, at its first product. An existing value stays.
 os.environ.setdefault("MKL_CBWR", _library_mode())

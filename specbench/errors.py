@@ -1,5 +1,5 @@
-"""The exceptions that reach a user as one sentence naming the mistake and the way out, and the functions that raise
-most of them."""
+"""The exceptions that reach a user as one sentence, which names the mistake and the way out, and the functions that
+raise most of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-#: Names of other tools, after `_squashed` -> the names of this one.
+#: Names in other tools, normalized by `_squashed` -> the names in specbench.
 _ELSEWHERE = {
     **dict.fromkeys(("limit", "numsamples", "maxsamples", "nsamples", "numimages", "numprompts"), "n"),
     **dict.fromkeys(("output", "outputdir", "outputpath", "outdir", "o"), "out"),
@@ -23,12 +23,12 @@ class UsageError(Exception):
 
 class NumberError(UsageError):
     """A model produced values that are not finite, or probabilities that do not sum to 1, because its weights, the
-    guidance scale and the precision do not match. No token that was drawn from them reaches an image."""
+    guidance scale and the precision do not match. No token that was drawn from them is used in an image."""
 
 
 class RunError(Exception):
-    """Work that was started and could not be done although the arguments are valid: a full disk, too little memory. The
-    command line prints the message without a traceback and exits with 1."""
+    """Work that was started and could not be finished although the arguments are valid: a full disk, too little memory.
+    The command line prints the message without a traceback and exits with 1."""
 
 
 def install(extra: str) -> str:
@@ -42,12 +42,12 @@ def one_line(error: BaseException) -> str:
 
 
 def plain(value: object) -> str:
-    """Text of a file, safe to print: control characters are replaced, so that none reaches the terminal."""
+    """Text of a file that is safe to print: control characters are replaced, so that none reaches the terminal."""
     return "".join(c if c.isprintable() else "?" for c in str(value))
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> UsageError:
-    """The error for a name that does not exist, with the names that do, and the one that was probably meant."""
+    """The error for a name that does not exist. It lists the existing names and suggests the one that was meant."""
     known = sorted(choices)
     near = nearest(name, known)
     meant = f"; did you mean {near}?" if near else ""
@@ -55,8 +55,9 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> UsageError:
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """The choice that was probably meant: the same except for case, dashes, underscores, pluses (LANTERN++: lantern_pp)
-    or for the part before a dot, the one that other tools call so (limit: n), or one that differs in a few letters."""
+    """The choice that was probably meant: one that is equal except for case, dashes, underscores, pluses (LANTERN++:
+    lantern_pp) or the part before a dot, one that other tools call so (limit: n), or one that differs in a few letters.
+    """
     import difflib
 
     ordered = sorted(choices)
@@ -74,7 +75,7 @@ def _squashed(name: str) -> str:
 
 
 def steps(first: str, *others: str) -> str:
-    """What to do about something that is missing: the next step, then what else would do."""
+    """The next step to get something that is missing, followed by alternatives."""
     return f"{first} (or: {'; or: '.join(others)})" if others else first
 
 
@@ -85,24 +86,24 @@ def check_choice(name: str, value: object, choices: Sequence[str], owner: str = 
 
 
 def values(arguments: Iterable[str], known: Collection[str], kind: str = "argument") -> dict[str, str]:
-    """The arguments `name=value` of a command line. UsageError for a name that is unknown, given twice or without its
-    value; kind: the noun for an unknown one."""
-    given: dict[str, str] = {}
+    """The arguments `name=value` of a command line. UsageError for a name that is unknown, repeated or without a value;
+    kind: the noun for an unknown name."""
+    texts: dict[str, str] = {}
     for argument in arguments:
         name, _, value = argument.partition("=")
         if name not in known:
             raise unknown(kind, name, known)
-        if name in given:
-            raise UsageError(f"'{name}' is given twice; give it once")
+        if name in texts:
+            raise UsageError(f"'{name}' is given twice; give it only once")
         if not value:
-            raise UsageError(f"'{argument}' lacks its value: {name}=...")
-        given[name] = value
-    return given
+            raise UsageError(f"'{argument}' has no value: write {name}=...")
+        texts[name] = value
+    return texts
 
 
 def decimal(text: str) -> float:
-    """The number in a cell, a condition or an argument: digits 0 to 9, with a point and an exponent where there are
-    any. ValueError for anything else that `float` takes, such as 1_0, an infinity or the digits of another script."""
+    """The number in a cell, a condition or an argument: digits 0 to 9, optionally with a point and an exponent.
+    ValueError for anything else that `float` accepts, such as 1_0, an infinity or the digits of another script."""
     if _NUMBER.fullmatch(text) is None or not math.isfinite(number := float(text)):
         raise ValueError("it is not a number")
     return number

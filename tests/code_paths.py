@@ -1,7 +1,7 @@
 """Run as a process, on the code paths that its environment chooses: does a row depend on the other rows?
 
 Prints one JSON object: the instruction set of torch's own kernels, how many products are computed in which way, and
-the faults found with one and with two threads. Images are decoded with two threads: in the tests' own processes there
+the errors with one and with two threads. Images are decoded with two threads: in the tests' own processes there
 is one. The argument "functions" leaves out the products, which are the matrix library's.
 """
 
@@ -41,16 +41,16 @@ PARTS = ("scenes_target", "scenes_eagle", "scenes_mar")
 
 def shapes() -> list[tuple[int, int]]:
     """(out, in) of every matrix of the embedded models, of the density models, and some of full size."""
-    found = {(8, 5), (8, 6), (4, 8), (2, 8), *FULL_SIZE}
+    sizes_seen = {(8, 5), (8, 6), (4, 8), (2, 8), *FULL_SIZE}
     for part in PARTS:
         with safe_open(ASSETS / f"{part}.safetensors", "pt") as f:
             sizes = [f.get_slice(name).get_shape() for name in f.keys()]  # noqa: SIM118 (no mapping)
-        found |= {(size[0], size[1]) for size in sizes if len(size) == 2}
-    return sorted(found)
+        sizes_seen |= {(size[0], size[1]) for size in sizes if len(size) == 2}
+    return sorted(sizes_seen)
 
 
 def products() -> Iterator[str]:
-    """Random rows, other ones than those by which a way of computing was chosen."""
+    """Random rows, other than the ones by which a way of computing was chosen."""
     rng = torch.Generator().manual_seed(99)
     for out, width in shapes():
         x, weight = torch.randn(61, width, generator=rng), torch.randn(out, width, generator=rng) / width**0.5
@@ -98,13 +98,13 @@ def functions() -> Iterator[str]:
             tree = TreeMask(torch.tensor([0, 0, 7]), torch.tensor([root, root // 2, 9]), among)
             expected = ops.attention(q, cache.k[0], cache.v[0], tree.dense(torch.arange(slots)))
             used = cache.read(tree, heads)
-            found = ops.attention(q, cache.k[0, :, :, :used], cache.v[0, :, :, :used], tree.dense(torch.arange(used)))
-            if not torch.equal(found, expected):
+            out = ops.attention(q, cache.k[0, :, :, :used], cache.v[0, :, :, :used], tree.dense(torch.arange(used)))
+            if not torch.equal(out, expected):
                 yield f"attention of {n} positions over {used} of {slots} slots"
 
 
 def images() -> Iterator[str]:
-    """Images of models of discrete and of continuous tokens, in one batch and in others."""
+    """Images of models of discrete and of continuous tokens, in one batch and in several."""
     target = tiny.llamagen(side=4)
     drafters = {
         "tree": lambda: Eagle(tiny.eagle(target), parse("[[0],[1],[0,0],[0,1],[1,0]]")),
@@ -112,12 +112,12 @@ def images() -> Iterator[str]:
         "height": lambda: Window(5, coupling="height"),
         "window": lambda: Window(7, "horizontal_repeat", coupling="maximal", width=2, depth=3),
     }
-    given = tiny.prompts(len(KEYS))
+    conditioning = tiny.prompts(len(KEYS))
     for name, drafter in drafters.items():
 
         def decoded(a: int, b: int, make: Any = drafter) -> list[Tensor]:
             config = DecoderConfig(target, make(), rules.cool(2.0, 3), Sampling(cfg_scale=2.0), emitted_draws=4)
-            out = decode(config, given.rows(a, b), RandomStreams(KEYS[a:b]))
+            out = decode(config, conditioning.rows(a, b), RandomStreams(KEYS[a:b]))
             return [out.tokens, out.steps, out.accepted, out.trace.log_prob, out.trace.emitted_kl]
 
         yield from (f"{name}, images {part}" for part in differing(decoded))

@@ -1,4 +1,4 @@
-"""Command lines in tests: what the fixture `call` gives, in a fresh interpreter, and in a copy of the package."""
+"""Command lines in tests: the results of the fixture `call`, in a fresh interpreter, and in a copy of the package."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ TOGETHER = "import json, sys; from specbench import cli; sys.exit(any([cli.main(
 
 
 def python(code: str, *arguments: str, cwd: Path = Path("/"), package: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """A fresh interpreter, far from the repository."""
+    """Runs a fresh interpreter outside of the repository."""
     env = os.environ | {"PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"}
     argv = [sys.executable, "-c", code, *arguments]
     return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False)
 
 
 def copy_package(folder: Path) -> None:
-    """specbench/ and conf/ to add files to; the weights stay where they are."""
+    """Copies specbench/ and conf/ to a folder where tests add files; the weights stay in their place."""
     for part in ("specbench", "conf"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("assets", "__pycache__"))
     (folder / "specbench/assets").symlink_to(ROOT / "specbench/assets")
 
 
 def run_copy(folder: Path, lines: Sequence[Sequence[str]]) -> str:
-    """What these command lines of the package copied there print."""
+    """The output of these command lines, run by the copied package."""
     done = python(TOGETHER, json.dumps(lines), cwd=folder, package=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def older(folder: str | Path) -> None:
-    """Makes run.json of a run one of a version that kept neither a checksum nor the configuration's digest."""
+    """Turns run.json into one of a version that had neither a checksum nor the configuration's digest."""
     file = Path(folder) / "run.json"
-    held = json.loads(file.read_text())
-    file.write_text(json.dumps({"run_id": held["run_id"], "sessions": held["sessions"]}))
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({"run_id": content["run_id"], "sessions": content["sessions"]}))
 
 
 def checked(values: dict[str, Any]) -> str:
-    """A journal's line with its checksum, also of numbers that JSON lacks."""
+    """A journal's line with its checksum, also of numbers that JSON does not have."""
     text = json.dumps(values, ensure_ascii=False)
     return f'{text[:-1]}, "check": "{zlib.crc32(text.encode()):08x}"}}'
 
@@ -69,7 +69,7 @@ def row_of(folder: str | Path) -> dict[str, Any]:
 
 
 def refused(call: Call, *arguments: str) -> str:
-    """What a command line that ends with exit code 2 prints: nothing but an error of one line, after its progress."""
+    """The error of a command line that ends with exit code 2: exactly one line, after its progress."""
     code, out, err = call(*arguments)
     assert (code, out) == (2, ""), err
     assert err.splitlines()[-1].startswith("specbench: "), err
@@ -77,18 +77,18 @@ def refused(call: Call, *arguments: str) -> str:
     return err
 
 
-def usage_error(act: Callable[..., Any], *given: Any) -> str:
-    """The sentence with which something refuses what it is given."""
+def usage_error(act: Callable[..., Any], *arguments: Any) -> str:
+    """The message of the UsageError that a call raises."""
     try:
-        act(*given)
+        act(*arguments)
     except UsageError as e:
         return str(e)
-    raise AssertionError(f"nothing is refused: {given}")
+    raise AssertionError(f"nothing is refused: {arguments}")
 
 
 @contextlib.contextmanager
 def case(*what: object) -> Iterator[None]:
-    """A failure inside says which case of a loop it is of."""
+    """A failure in this block names its case of a loop."""
     try:
         yield
     except BaseException as e:

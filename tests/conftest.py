@@ -1,4 +1,4 @@
-"""What several tests need."""
+"""Fixtures and settings for all tests."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ except ImportError:  # a bare GPU machine: tests for a device are collected, and
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded by now stays; the collector need not look through it again and again."""
+    """Objects that are loaded now stay: the garbage collector need not check them again and again."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """On a device a failure is written at once, since a run may be cut off. A process that has lost the device ends:
+    """On a device a failure is written at once, since a run may be cut off. A process that has lost the device ends;
     pytest-xdist starts another one."""
     if not report.failed or not torch.cuda.is_available() or "PYTEST_XDIST_WORKER" not in os.environ:
         return
@@ -48,7 +48,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of kernels use the device where there is one."""
+    """Tests of kernels use the device if one exists."""
     for item in items:
         if item.path.name.startswith("test_kernel") and torch.cuda.is_available():
             item.add_marker(pytest.mark.gpu)
@@ -83,7 +83,7 @@ def call(
 
 @pytest.fixture
 def any_n(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fréchet distances of any number of images: tests of their values take few."""
+    """Fréchet distances of any number of images: tests of their values use few."""
     from specbench.rows import shown
 
     monkeypatch.setattr(shown, "IMAGES_PER_FEATURE", 0)

@@ -1,5 +1,5 @@
-"""Steps on fake CUDA tensors, which have shapes and a device but no values: what a CUDA graph could not record is found
-without a device."""
+"""Steps on fake CUDA tensors, which have shapes and a device but no values: operations that a CUDA graph cannot record
+are reported without a device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WAITING = ("multinomial", "record_stream", "pin_memory")
 
 @contextmanager
 def fake_cuda() -> Iterator[None]:
-    """Tensors made in this block on "cuda" are fake, and so are the events of its streams."""
+    """Tensors created in this block on "cuda" are fake, and so are the events of its streams."""
     try:
         with (
             mock.patch("torch.cuda.Event"),
@@ -44,18 +44,18 @@ def fake_cuda() -> Iterator[None]:
 
 
 def moved(network: nn.Module, dtype: torch.dtype | None = None) -> Any:
-    """The network itself, its parameters and buffers replaced with fake ones on CUDA."""
+    """The same network, with its parameters and buffers replaced by fake ones on CUDA."""
     for module in network.modules():
-        for held in (module._parameters, module._buffers):
-            for name, x in held.items():
+        for tensors in (module._parameters, module._buffers):
+            for name, x in tensors.items():
                 if x is not None:
                     new = torch.empty(x.shape, dtype=dtype or x.dtype, device="cuda")
-                    held[name] = nn.Parameter(new, requires_grad=False) if held is module._parameters else new
+                    tensors[name] = nn.Parameter(new, requires_grad=False) if tensors is module._parameters else new
     return network
 
 
 def moved_drafter(drafter: Any) -> Any:
-    """The drafter itself, its network on fake CUDA."""
+    """The same drafter, with its network on fake CUDA."""
     for network in vars(drafter).values():
         if isinstance(network, nn.Module):
             moved(network)
@@ -66,8 +66,8 @@ def _tensors(x: Any) -> Iterator[Tensor]:
     if isinstance(x, Tensor):
         yield x
     elif isinstance(x, list | tuple):
-        for one in x:
-            yield from _tensors(one)
+        for item in x:
+            yield from _tensors(item)
 
 
 def _short(what: object) -> str:
@@ -75,18 +75,19 @@ def _short(what: object) -> str:
 
 
 class Lint(TorchDispatchMode):
-    """Notes in `found` what a graph cannot hold of the steps that it records: copies and operations across devices,
-    constants brought from the host, operations that ask for data, kernels with arguments on the host. (A
-    zero-dimensional tensor on the host is an argument of a kernel by value, unless it is copied.)"""
+    """Collects in `faults` the operations of a step that a graph cannot record: copies and operations across devices,
+    constants copied from the host, operations that read data, kernels with arguments on the host. (A zero-dimensional
+    tensor on the host is passed to a kernel by value, unless it is copied.)"""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
         self.operations = 0
         self.on = False
 
     def record(self, functions: Mapping[str, Action], device: torch.device) -> list[Action]:
-        """As of `graph.cuda_graphs`: a plain round, which makes what is made once, then the one that is recorded."""
+        """See `graph.cuda_graphs`: a plain round, which creates the tensors that are created once, then the recorded
+        round."""
         rounds = list(functions.values())
         try:
             for function in rounds:
@@ -95,12 +96,12 @@ class Lint(TorchDispatchMode):
                 for function in rounds:
                     function()
         except (DataDependentOutputException, DynamicOutputShapeException) as e:
-            self.found[f"{_short(e)} asks for data"] += 1
+            self.faults[f"{_short(e)} asks for data"] += 1
         return rounds
 
     @contextmanager
     def _recording(self) -> Iterator[None]:
-        with mock.patch("torch.cuda.synchronize", side_effect=lambda *_: self.found.update(["the host waits"])), self:
+        with mock.patch("torch.cuda.synchronize", side_effect=lambda *_: self.faults.update(["the host waits"])), self:
             self.on = True
             try:
                 yield
@@ -108,28 +109,28 @@ class Lint(TorchDispatchMode):
                 self.on = False
 
     def start(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-        """Instead of `launch.start`."""
+        """Replaces `launch.start`."""
         if not self.on:
             return
         self.operations += 1
         for number, x in enumerate(arguments):
             for tensor in _tensors(x):
                 if tensor.device.type != "cuda":
-                    self.found[f"{kernel.__name__}: argument {number} on {tensor.device.type}"] += 1
+                    self.faults[f"{kernel.__name__}: argument {number} on {tensor.device.type}"] += 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if func.namespace != "prim":
             self.operations += 1
             name = _short(func)
-            given = [*_tensors(args), *_tensors(tuple((kwargs or {}).values()))]
+            inputs = [*_tensors(args), *_tensors(tuple((kwargs or {}).values()))]
             copies = name.startswith(("_to_copy", "copy_"))
-            both = [*given, *_tensors(out)]
-            devices = {x.device.type for x in both if x.dim() or copies or not given}
+            tensors = [*inputs, *_tensors(out)]
+            devices = {x.device.type for x in tensors if x.dim() or copies or not inputs}
             if len(devices) > 1:
-                self.found[f"{name} between {' and '.join(sorted(devices))}"] += 1
-            elif devices == {"cpu"} and any(x.dim() for x in both):
-                self.found[f"{name} on the host"] += 1
+                self.faults[f"{name} between {' and '.join(sorted(devices))}"] += 1
+            elif devices == {"cpu"} and any(x.dim() for x in tensors):
+                self.faults[f"{name} on the host"] += 1
             if name.startswith(WAITING):
-                self.found[f"{name} makes the host wait"] += 1
+                self.faults[f"{name} makes the host wait"] += 1
         return out

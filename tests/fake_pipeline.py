@@ -25,7 +25,7 @@ SIDE = 8
 
 
 def trace(steps: list[int], indices: list[int], empty: bool) -> Trace:
-    """Steps that accept as evenly as they can, the longer ones first; a draft is five deep. The statistics of
+    """Steps that accept as evenly as possible, the longer ones first; a draft is five deep. The statistics of
     distributions depend on the index of the image, and on the step or the position."""
     accepted, offered = (torch.zeros(len(steps), TOKENS, dtype=torch.int64) for _ in range(2))
     for b, n in enumerate(steps):
@@ -53,7 +53,7 @@ def trace(steps: list[int], indices: list[int], empty: bool) -> Trace:
 
 
 class FakePipeline:
-    """`steps` of an image: TOKENS for vanilla, 4 + index % 4 for a method; one second of decode time a step."""
+    """`steps` of an image: TOKENS for vanilla, 4 + index % 4 for a method; one second of decode time per step."""
 
     weights = "fake:0"
     resolution = SIDE
@@ -104,7 +104,7 @@ class FakePipeline:
 
 
 def at(index: int, what: Callable[[], None], empty: bool = False) -> type[FakePipeline]:
-    """A pipeline to which something happens while it decodes an image of the method, or of the baseline."""
+    """A pipeline with an event while it decodes an image of the method, or of the baseline."""
 
     class Disturbed(FakePipeline):
         def decode(self, conditioning: list[str], keys: list[tuple[int, int]]) -> Any:
@@ -120,7 +120,7 @@ def interrupt() -> None:
 
 
 def hungry(most: int, never: tuple[int, ...] = ()) -> type[FakePipeline]:
-    """A pipeline on a device that holds `most` images, and some images never."""
+    """A pipeline on a device with memory for `most` images at a time; the images in `never` do not fit at all."""
 
     class Hungry(FakePipeline):
         def decode(self, conditioning: list[str], keys: list[tuple[int, int]]) -> Any:
@@ -132,7 +132,8 @@ def hungry(most: int, never: tuple[int, ...] = ()) -> type[FakePipeline]:
 
 
 class Mortal(FakePipeline):
-    """Its process is killed while it decodes the method's third image, unless `flag` tells that this has happened."""
+    """A pipeline whose process is killed while it decodes the method's third image, unless `flag` says that this has
+    happened."""
 
     def decode(self, conditioning: list[str], keys: list[tuple[int, int]]) -> Decoded:
         if self.log is not None and 2 in [index for _, index in keys] and not self.log.exists():
@@ -144,5 +145,7 @@ class Mortal(FakePipeline):
 def execute(out: Path, *words: str, loader: Any = FakePipeline) -> dict[str, Any]:
     """The row of a run of six images without scores, or as the words say."""
     default = {"metrics": "none", "n": "6", "warmup": "0"}
-    given = default | dict(word.split("=", 1) for word in words)
-    return run.run(configuration.compose([f"{name}={value}" for name, value in given.items()]), out, loader=loader).row
+    settings = default | dict(word.split("=", 1) for word in words)
+    return run.run(
+        configuration.compose([f"{name}={value}" for name, value in settings.items()]), out, loader=loader
+    ).row

@@ -15,7 +15,7 @@ def numbers_unknown(*roots: Any) -> Iterator[None]:
     """In the block, the tensors of some objects have shapes, but no values: reading a value, or a shape that depends
     on one, raises DataDependentOutputException or DynamicOutputShapeException."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    slots = [found for root in roots for found in tensors(root).values()]
+    slots = [slot for root in roots for slot in tensors(root).values()]
     for slot, tensor in slots:
         slot.put(mode.from_tensor(tensor))
     try:

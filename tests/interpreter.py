@@ -8,8 +8,8 @@ from typing import Any
 
 
 def patch_language_once() -> None:
-    """While a kernel runs, the interpreter's functions replace those of triton.language. Triton puts them there when
-    the kernel starts, and again whenever it calls another function, which changes nothing and takes a third of the
+    """While a kernel runs, the interpreter's functions replace the functions of triton.language. Triton puts them there
+    when the kernel starts, and again whenever it calls another function, which changes nothing and takes a third of the
     time. With this, the calls leave the language as it is. A Triton that never takes the functions back, and has no
     scope of them, stays as it is."""
     import triton.language as tl

@@ -1,4 +1,4 @@
-"""Metrics without networks, whose weights a test puts there or takes away."""
+"""Metrics without networks; tests add and remove their weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specbench.storage import origin
 
 
 class Light(base.Metric):
-    """The mean of a picture, moved by the metric's name, its weights and its reference."""
+    """The mean of a picture, shifted by the metric's name, its weights and its reference."""
 
     def __init__(self, name: str, context: base.ScoringContext, weights: dict[str, str]) -> None:
         super().__init__(context, {})
@@ -34,7 +34,7 @@ class Light(base.Metric):
             raise base.Unavailable(f"no weights of {self.name}")
         return f"{self.name}@{self.weights[self.name]}"
 
-    def basis(self) -> str:
+    def fingerprint(self) -> str:
         return f"{self.cache_key} {self.context.reference}"
 
     def scorer(self) -> Any:
@@ -43,8 +43,8 @@ class Light(base.Metric):
     def score(self, outputs: np.ndarray, items: Sequence[Any]) -> tuple[Score, ...]:
         if self.weights[self.name] == "broken":
             return tuple(Score.unmeasured("these pictures are too small", "") for _ in self.columns)
-        move = float(len(self.basis())) + self.name.count("2")
-        return tuple(Score(outputs.mean() + move + i, 0.5, self.basis(), "few") for i in range(len(self.columns)))
+        move = float(len(self.fingerprint())) + self.name.count("2")
+        return tuple(Score(outputs.mean() + move + i, 0.5, self.fingerprint(), "few") for i in range(len(self.columns)))
 
     def per_image(self, outputs: np.ndarray) -> np.ndarray | None:
         return outputs[:, 0]
@@ -55,7 +55,7 @@ real_columns = parameters.metric_columns
 
 @pytest.fixture
 def light_metrics(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Metric -> version of its weights, of those that are here."""
+    """The metrics whose weights exist -> the version of the weights."""
     here = dict.fromkeys(("fid", "fid_clean", "clip_b16", "clip_b32", "image_reward", "kid"), "1")
     monkeypatch.setattr(metrics, "metric", lambda name, context: Light(name, context, here))
     monkeypatch.setattr(sheet, "save", lambda path, *_: path.touch())

@@ -1,5 +1,5 @@
-"""Goldens of other sizes than the shared ones, in their format: computed here with plain matrix products, no module of
-the package, and argmax in place of draws."""
+"""Goldens of other sizes than the shared ones, in their format: computed here with plain matrix products, without
+modules of the package, and with argmax instead of draws."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Config = dict[str, Any]
 
 
 def write(folder: Path, name: str, c: Config, t: Tensors) -> Path:
-    """-> the path of the .json."""
+    """Writes a golden and returns the path of its .json."""
     save_file({key: x.contiguous().clone() for key, x in t.items()}, folder / f"{name}.safetensors")
     content = {"name": name, "config": c, "suggested_atol": 1e-4, "suggested_rtol": 1e-4}
     (folder / f"{name}.json").write_text(json.dumps(content))
@@ -25,7 +25,7 @@ def write(folder: Path, name: str, c: Config, t: Tensors) -> Path:
 
 
 def sizes(**more: Any) -> Config:
-    """Three layers, four heads of which two share keys, and an odd vocabulary."""
+    """Three layers, four heads in pairs that share keys, and an odd vocabulary."""
     c = {"vocab_size": 90, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3}
     c |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-4, "rope_theta": 300.0}
     return c | more
@@ -65,7 +65,7 @@ def parameters(c: Config, biased: bool = False, seed: int = 0) -> Tensors:
 
 
 def rotated(x: Tensor, base: float) -> Tensor:
-    """x (n, heads, dim), halves of which are pairs, by the places 0 .. n - 1."""
+    """x (n, heads, dim), its halves as pairs, by the positions 0 .. n - 1."""
     n, _, dim = x.shape
     angle = torch.arange(n)[:, None] / base ** (torch.arange(0, dim, 2) / dim)
     cos, sin = (torch.cat([f(angle), f(angle)], -1)[:, None] for f in (torch.cos, torch.sin))
@@ -73,10 +73,10 @@ def rotated(x: Tensor, base: float) -> Tensor:
 
 
 def states(w: Tensors, c: Config, ids: Tensor) -> list[Tensor]:
-    """Of a whole sequence of ids (n,): the embeddings, then every layer's output (n, dim), the last one normed."""
+    """The embeddings of a whole sequence of ids (n,), then every layer's output (n, dim), the last one normed."""
     x, n, dim = w["model.embed_tokens.weight"][ids], len(ids), c["head_dim"]
     each = c["num_attention_heads"] // c["num_key_value_heads"]
-    found = [x]
+    layers = [x]
 
     def norm(x: Tensor, name: str) -> Tensor:
         return x * (x.square().mean(-1, keepdim=True) + c["rms_norm_eps"]).rsqrt() * w[f"{name}.weight"]
@@ -113,8 +113,8 @@ def states(w: Tensors, c: Config, ids: Tensor) -> list[Tensor]:
         for part, name in ((attention, "input_layernorm"), (mlp, "post_attention_layernorm")):
             swin = c.get("swin_norm", False)
             x = x + (norm(part(x), layer + name) if swin else part(norm(x, layer + name)))
-        found.append(x)
-    return [*found[:-1], norm(found[-1], "model.norm")]
+        layers.append(x)
+    return [*layers[:-1], norm(layers[-1], "model.norm")]
 
 
 def logits(w: Tensors, hidden: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ def guided(cond: Tensor, uncond: Tensor, scale: float) -> Tensor:
 
 
 def padded(rows: list[list[int]], pad: int = 1) -> tuple[Tensor, Tensor]:
-    """On the left -> ids, mask, both (rows, longest) int64."""
+    """Pads on the left -> ids and mask, both (rows, longest) int64."""
     width = max(map(len, rows))
     ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
     return ids, torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
@@ -140,7 +140,7 @@ PROMPTS, NEGATIVE, STEPS = [[9, 33, 21, 60, 61, 62], [9, 17, 60, 61, 62]], [8, 6
 
 
 def language(folder: Path, name: str, **more: Any) -> Path:
-    """A batch of two prompts of different lengths, of Chameleon's or Emu3's kind."""
+    """A batch of two prompts of different lengths, for a model like Chameleon or Emu3."""
     c = sizes(cfg_scale=2.5, **more)
     w = parameters(c)
     ids, mask = padded([*PROMPTS, *[NEGATIVE] * 2])
@@ -175,7 +175,7 @@ def streams(w: Tensors, c: Config, rows: tuple[list[int], list[int]], image: lis
 
 
 def of_steps(w: Tensors, c: Config, rows: tuple[list[int], list[int]], tokens: list[int]) -> Tensors:
-    """What a golden of one image has of its first tokens."""
+    """The outputs of a golden of one image for its first tokens."""
     whole, hidden = states(w, c, torch.tensor([*rows[0], *tokens])), streams(w, c, rows, tokens)
     cond, uncond = (logits(w, x) for x in hidden)
     t = named(w) | {"in/prompt": torch.tensor([rows[0]]), "in/step_tokens": torch.tensor([tokens])}
@@ -212,8 +212,8 @@ def simplear_jacobi(folder: Path, temperature: float) -> Path:
 
     def now(row: list[int]) -> Tensor:
         """Of every place of an image (count, V)."""
-        one, other = (logits(w, x)[:-1] for x in streams(w, c, (PROMPTS[1], NEGATIVE), row))
-        return (guided(one, other, 4.0) / temperature).softmax(-1)
+        conditional, unconditional = (logits(w, x)[:-1] for x in streams(w, c, (PROMPTS[1], NEGATIVE), row))
+        return (guided(conditional, unconditional, 4.0) / temperature).softmax(-1)
 
     row, rows, numbers = [0] * count, [], []
     rows.append(row)
@@ -241,7 +241,7 @@ IDS = {"start": 3, "end": 4, "newline": 5, "img0": 40, "img1": 79, "size0": 10, 
 
 
 def filtered(scores: Tensor, place: int, columns: int, rows: int, top_k: int, sigma: float | None) -> Tensor:
-    """Scores (V,) of a place of an image of Lumina-mGPT 2 after its grammar and filters."""
+    """Scores (V,) at a position of an image of Lumina-mGPT 2 after its grammar and filters."""
     allowed = torch.zeros_like(scores, dtype=torch.bool)
     if place == rows * (columns + 1):
         allowed[IDS["end"]] = True
@@ -258,7 +258,7 @@ def filtered(scores: Tensor, place: int, columns: int, rows: int, top_k: int, si
 
 
 def lumina2(folder: Path, scale: float) -> Path:
-    """A greedy image of 8 x 4 latents, whose guidance falls to 4 while it runs, unless it begins there."""
+    """A greedy image of 8 x 4 latents; its guidance falls to 4 while it runs, unless it begins at 4."""
     c = sizes(
         latent_grid=[8, 4], grid_units=[2, 1], ids=IDS, cfg_scale=scale, image_top_k=11, generated=41, **normed(2)
     )
@@ -267,11 +267,11 @@ def lumina2(folder: Path, scale: float) -> Path:
     rows = (prompt, prompt[-3:])
     image, scales, run, mixed, final, now = [], [], [], [], [], scale
     for i in range(count):
-        one, other = (logits(w, x)[-1] for x in streams(w, c, rows, image))
+        conditional, unconditional = (logits(w, x)[-1] for x in streams(w, c, rows, image))
         now = 1.0 if now == 1 else max(4.0, now * (1 - (i + 2) / 8))
         scales.append(now)
-        run.append(one)
-        mixed.append(guided(one, other, now))
+        run.append(conditional)
+        mixed.append(guided(conditional, unconditional, now))
         final.append(filtered(mixed[-1], i, 4, 8, 11, None))
         image.append(int(final[-1].argmax()))
     best = torch.stack(final).topk(2).values
@@ -299,19 +299,19 @@ def lumina2_jacobi(folder: Path, window: int, rows: int, columns: int) -> Path:
         return [x[-1] for x in ends], torch.stack(places).softmax(-1)
 
     def forward(row: list[int]) -> Tensor:
-        one, other = torch.tensor(row), torch.tensor(row[len(prompt) - 1 :])
-        return torch.stack([logits(w, states(w, c, ids)[-1])[-1] for ids in (one, other)])
+        conditional, unconditional = torch.tensor(row), torch.tensor(row[len(prompt) - 1 :])
+        return torch.stack([logits(w, states(w, c, ids)[-1])[-1] for ids in (conditional, unconditional)])
 
     passes: list[tuple[int, list[int], list[float]]] = []
     raw, positions = [], []
-    for i in range(4):  # the prompt, then what is forced; the fourth pass draws the first token of the image
+    for i in range(4):  # the prompt, then the forced tokens; the fourth pass draws the first token of the image
         row = prompt if i == 0 else [start[i - 1]]
         first = 0 if i == 0 else len(prompt) + i - 1
         passes.append((first, row, [-1.0] * len(row)))
         raw.append(forward([*prompt, *start[:i]]))
         positions.append([len(prompt) + i - 1, i])
     image = [int(now([])[1][0].argmax())]
-    kept: list[tuple[int, Tensor]] = []  # tokens of the next places, and what they were drawn from
+    kept: list[tuple[int, Tensor]] = []  # tokens of the next positions, and their distributions
     before = 0
     while len(image) < count:
         done = len(image)
@@ -362,13 +362,13 @@ def eagle(folder: Path, name: str) -> Path:
     rows = [(ids[i, 1 + 4 * (i > 1) :], hidden[i, 4 * (i > 1) :]) for i in range(4)]
 
     def outputs() -> list[Tensor]:
-        """Of all entries of each row: one more layer's worth of `states`, on what the joined inputs give."""
-        found = []
-        for tokens, known in rows:
-            x = torch.cat([w["model.embed_tokens.weight"][tokens], known], -1) @ fc.T + bias
+        """For all entries of each row: one more layer of `states`, on the projected joint inputs."""
+        outputs = []
+        for tokens, hidden in rows:
+            x = torch.cat([w["model.embed_tokens.weight"][tokens], hidden], -1) @ fc.T + bias
             table = {**w, "model.embed_tokens.weight": x, "model.norm.weight": torch.ones(dim)}
-            found.append(unnormed(table, c, torch.arange(len(x))))
-        return found
+            outputs.append(unnormed(table, c, torch.arange(len(x))))
+        return outputs
 
     t = {f"param/{n.removeprefix('model.')}": x for n, x in w.items() if n != "model.norm.weight"}
     t |= {"param/fc.weight": fc, "param/fc.bias": bias, "param/lm_head.weight": head}
@@ -382,8 +382,8 @@ def eagle(folder: Path, name: str) -> Path:
         t[f"out/chain_logits_{i}"] = guided(*(last @ head.T).chunk(2), 2.0)
         drawn.append(t[f"out/chain_logits_{i}"].argmax(-1))
         rows = [
-            (torch.cat([tokens, drawn[-1][j % 2][None]]), torch.cat([known, last[j][None]]))
-            for j, (tokens, known) in enumerate(rows)
+            (torch.cat([tokens, drawn[-1][j % 2][None]]), torch.cat([hidden, last[j][None]]))
+            for j, (tokens, hidden) in enumerate(rows)
         ]
         out = outputs()
     t["out/chain_tokens"] = torch.stack(drawn, 1)
@@ -391,7 +391,7 @@ def eagle(folder: Path, name: str) -> Path:
 
 
 def unnormed(w: Tensors, c: Config, ids: Tensor) -> Tensor:
-    """The last layer's output before the final norm: with one layer more that adds nothing."""
+    """The last layer's output before the final norm, computed with one more layer that adds nothing."""
     n = c["num_hidden_layers"]
     zero = {name.replace("layers.0.", f"layers.{n}."): 0 * x for name, x in w.items() if "layers.0." in name}
     return states(w | zero, c | {"num_hidden_layers": n + 1}, ids)[n]

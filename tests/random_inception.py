@@ -13,16 +13,16 @@ from specbench.metrics import inception
 
 def network() -> nn.Module:
     """He's initialisation: with PyTorch's own, the features of all pictures would be the same to six digits."""
-    found = inception.blank()
+    net = inception.blank()
     torch.manual_seed(0)
-    for module in found.modules():
+    for module in net.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(module.weight)
-    return found
+    return net
 
 
 def write(folder: Path) -> str:
-    """Puts weights into a folder of evaluators' weights, and returns the file's SHA-256."""
+    """Writes the weights into a folder of evaluators' weights, and returns the file's SHA-256."""
     path = folder / "inception" / inception.FILES[0]
     path.parent.mkdir(parents=True)
     torch.save(network().state_dict(), path)

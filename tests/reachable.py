@@ -1,4 +1,4 @@
-"""The tensors that an object of this project reaches: a check on what it declares (`engine.state`)."""
+"""The tensors that an object of this project reaches: a check of its declarations (`engine.state`)."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ def named(x: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def tensors(root: Any) -> dict[str, tuple[TensorSlot, Tensor]]:
-    """Every tensor reachable from an object of this project, by the path to it, each object visited once; not those of
-    networks."""
-    found: dict[str, tuple[TensorSlot, Tensor]] = {}
-    _visit(root, "", found, set())
-    return found
+    """Every tensor reachable from an object of this project, by the path to it, each object visited once; without the
+    tensors of networks."""
+    slots: dict[str, tuple[TensorSlot, Tensor]] = {}
+    _visit(root, "", slots, set())
+    return slots
 
 
-def _visit(x: Any, path: str, found: dict[str, tuple[TensorSlot, Tensor]], seen: set[int]) -> None:
+def _visit(x: Any, path: str, slots: dict[str, tuple[TensorSlot, Tensor]], seen: set[int]) -> None:
     if id(x) in seen or isinstance(x, nn.Module):
         return
     seen.add(id(x))
     for key, value in named(x):
         here = f"{path}.{key}"
         if isinstance(value, Tensor):
-            found[here] = TensorSlot(x, key), value
+            slots[here] = TensorSlot(x, key), value
         else:
-            _visit(value, here, found, seen)
+            _visit(value, here, slots, seen)
 
 
 def undeclared(steps: Any) -> dict[str, Tensor]:
     """The tensors of a decoding that share no memory with its declared buffers."""
     declared = {b.tensor.untyped_storage().data_ptr() for b in steps.state.buffers.values()}
-    found = {path: tensor for path, (_, tensor) in tensors(steps).items()}
-    return {p: t for p, t in found.items() if t.untyped_storage().data_ptr() not in declared}
+    reached = {path: tensor for path, (_, tensor) in tensors(steps).items()}
+    return {p: t for p, t in reached.items() if t.untyped_storage().data_ptr() not in declared}

@@ -1,4 +1,4 @@
-"""Facts about the official models that lie beside the checkout, where they do."""
+"""Facts about the official models, in a folder beside the checkout if it exists."""
 
 from __future__ import annotations
 

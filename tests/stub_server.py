@@ -1,5 +1,5 @@
-"""Servers on the loopback in a thread of the test; and one with OpenAI's images interface, with what vLLM-Omni adds to
-it, and with SGLang's `/generate` of GLM-Image's AR stage. It can misbehave."""
+"""Servers on the loopback, in a thread of the test; one has OpenAI's images interface, vLLM-Omni's additions to it, and
+SGLang's `/generate` of GLM-Image's AR stage. It can fail on request."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ class Answers(BaseHTTPRequestHandler):
 
 
 def noise(*key: object) -> np.random.Generator:
-    """A generator that depends on a key alone."""
+    """A generator that depends only on a key."""
     return np.random.default_rng(int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8]))
 
 
 def png(fields: dict[str, Any]) -> bytes:
-    """An image that depends on the prompt and the seed alone."""
+    """An image that depends only on the prompt and the seed."""
     pixels = noise(fields["prompt"], fields.get("seed")).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
     content = io.BytesIO()
     Image.fromarray(pixels).save(content, "PNG")
@@ -87,8 +87,8 @@ def omni_answer(fields: dict[str, Any], **metrics: Any) -> dict[str, Any]:
         "1": {"stage_gen_time_ms": 10.0, "num_tokens_in": 0, "num_tokens_out": 0},
     }
     durations = {"queue_wait_ms": 0.1, "stage_0_gen_ms": 30.0, "stage_1_gen_ms": 10.0}
-    found = {"stage_metrics": stages, "stage_durations": durations, "peak_memory_mb": None} | metrics
-    return answer(fields) | {"size": fields["size"], "metrics": found}
+    measured = {"stage_metrics": stages, "stage_durations": durations, "peak_memory_mb": None} | metrics
+    return answer(fields) | {"size": fields["size"], "metrics": measured}
 
 
 def ar_answer(fields: dict[str, Any], ids: list[int] | None = None, **meta: Any) -> dict[str, Any]:
@@ -97,8 +97,8 @@ def ar_answer(fields: dict[str, Any], ids: list[int] | None = None, **meta: Any)
     count = sampling["max_new_tokens"] - 1
     drawn = noise(fields["input_ids"], sampling.get("sampling_seed")).integers(0, 16384, count).tolist()
     ids = [*drawn, 16385] if ids is None else ids
-    told = {"prompt_tokens": len(fields["input_ids"]), "completion_tokens": len(ids), "cached_tokens": 0}
-    return {"output_ids": ids, "meta_info": told | {"e2e_latency": 0.5} | meta}
+    usage = {"prompt_tokens": len(fields["input_ids"]), "completion_tokens": len(ids), "cached_tokens": 0}
+    return {"output_ids": ids, "meta_info": usage | {"e2e_latency": 0.5} | meta}
 
 
 class StubServer(LoopbackServer):
@@ -113,7 +113,7 @@ class StubServer(LoopbackServer):
         self.answers = {"/v1/images/generations": answer, "/generate": ar_answer}
         self.seen: list[dict[str, Any]] = []
         self.headers: list[Any] = []
-        self.told: dict[str, Any] = {
+        self.versions: dict[str, Any] = {
             "/version": {"version": "0.16.0"},
             "/v1/models": {"data": [{"id": "GLM-Image", "owned_by": "vllm"}]},
         }
@@ -130,8 +130,8 @@ class Handler(Answers):
 
     def do_GET(self) -> None:
         self.server.headers.append(self.headers)
-        if self.path in self.server.told:
-            self.send(self.server.told[self.path])
+        if self.path in self.server.versions:
+            self.send(self.server.versions[self.path])
         elif self.path.startswith("/v1/images/"):  # of an answer with a relative address
             self.send(png(json.loads(base64.urlsafe_b64decode(self.path.rsplit("/", 1)[1]))))
         else:
@@ -160,7 +160,7 @@ class Handler(Answers):
         return True
 
     def drip(self, seconds: float) -> bool:
-        """Sends a byte now and then, for ever, as far as a client can tell."""
+        """Sends a byte now and then, without end from the client's view."""
         self.send_response(200)
         self.end_headers()
         end = time.monotonic() + seconds

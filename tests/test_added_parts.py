@@ -1,5 +1,5 @@
-"""A part that is added to the tree as the docs say, one module and one YAML file or one YAML file alone, is known to
-every command; no other file is touched."""
+"""A part that is added to the tree as the docs say (one module and one YAML file, or one YAML file alone) is known to
+every command. No other file is changed."""
 
 from __future__ import annotations
 
@@ -116,15 +116,15 @@ LINES = [
 
 
 def row_of(file: Path) -> dict[str, str]:
-    """The only row of a file, read without specbench, which does not know its parts."""
+    """The only row of a file. It is read without specbench, which does not know its parts."""
     with file.open() as f:
         [row] = csv.DictReader(f)
     return row
 
 
 def test_added_parts_are_known_to_every_command(tmp_path: Path) -> None:
-    """Parameters may have any names: a drafter with gamma and a rule with criterion were taken for parts of models of
-    vectors."""
+    """Parameters may have any names. A drafter with gamma and a rule with criterion used to be taken for parts of
+    models of vectors."""
     copy_package(tmp_path)
     for name, text in FILES.items():
         assert not (tmp_path / name).exists()
@@ -135,7 +135,11 @@ def test_added_parts_are_known_to_every_command(tmp_path: Path) -> None:
         assert text in helps
     assert "gamma                4                 integer of at least" in helps
     assert "model                llamagen_b" in helps
-    for text in ("strict +Half the acceptance", "steady +A Jacobi window of", "llamagen_b +LlamaGen-B .* absent"):
+    for text in (
+        "strict +Half the acceptance",
+        "steady +A Jacobi window of",
+        "llamagen_b +LlamaGen-B .*weights missing",
+    ):
         assert re.search(f"^  {text}", listed, re.MULTILINE)
     assert "target/: somebody/small, main (MIT)" in listed
     assert "tokenizer/: FoundationVision/LlamaGen, dc1fec5" in listed
@@ -153,16 +157,16 @@ def test_added_parts_are_known_to_every_command(tmp_path: Path) -> None:
 
 
 def test_every_choice_declares_its_parameters() -> None:
-    """In its own file, or in one that it builds on; and each has its value there."""
+    """Declared in its own file, or in a file that it builds on, and with a value there."""
     for group in parameters.PARAMETER_GROUPS:
         common = parameters.declarations("", "config")
         for name in parameters.choices(group):
-            own = parameters.declarations(group, name)
-            held = parameters.content(group, name)
-            assert set(held) - {*METADATA, *common} == set(own) - set(common), group
-            assert not {p.kind for p in own.values() if p.unit} - {"integer", "number"}, group
-            for one in own.keys() & held.keys():  # what must be given, such as url, is null
-                assert own[one].allows(held[one]) or held[one] is None, (name, one)
+            declared = parameters.declarations(group, name)
+            content = parameters.content(group, name)
+            assert set(content) - {*METADATA, *common} == set(declared) - set(common), group
+            assert not {p.kind for p in declared.values() if p.unit} - {"integer", "number"}, group
+            for parameter in declared.keys() & content.keys():  # what must be given, such as url, is null
+                assert declared[parameter].allows(content[parameter]) or content[parameter] is None, (name, parameter)
         assert set(parameters.declared("", "config")) <= set(common), group
 
 

@@ -1,4 +1,4 @@
-"""The Python interface: results, errors and arguments. The notebook decodes with it for real."""
+"""The Python interface: results, errors and arguments. The notebook decodes with it on a real model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_result_has_the_row_the_records_and_the_images(finished: specbench.api
     assert sums.to_list() == records.accepted.to_list()
     assert len(finished.images) == 4
     assert np.array_equal(np.asarray(finished.images[1]), np.asarray([*finished.images][1]))
-    assert [np.asarray(one).shape for one in finished.images[2:]] == [np.asarray(finished.images[0]).shape] * 2
+    assert [np.asarray(image).shape for image in finished.images[2:]] == [np.asarray(finished.images[0]).shape] * 2
     assert finished.sheet.size[0] > 100
     assert "accepted length" in repr(finished)
     again = specbench.result("one")
@@ -55,28 +55,28 @@ def test_a_folder_may_begin_with_the_users_own(
 
 
 def test_several_images_of_a_prompt_are_all_there(call: Call) -> None:
-    found = specbench.run("sjd", n=2, images_per_prompt=2, warmup=0, metrics=[], out="two", quiet=True)
-    assert len(found.records) == len(found.images) == found.row["images"] == 4
-    assert found.records.prompt.nunique() == 2
-    assert {"position"} <= {*found.breakdown.by}
+    result = specbench.run("sjd", n=2, images_per_prompt=2, warmup=0, metrics=[], out="two", quiet=True)
+    assert len(result.records) == len(result.images) == result.row["images"] == 4
+    assert result.records.prompt.nunique() == 2
+    assert {"position"} <= {*result.breakdown.by}
 
 
 def test_two_results_are_compared_in_a_table(finished: specbench.api.results.RunResult) -> None:
     assert finished.baseline
-    found = specbench.compare(finished.baseline, finished)
-    assert found.table.loc["steps", "mean_a"] > found.table.loc["steps", "mean_b"]
-    assert "4 pairs of the same prompt" in repr(found)
+    comparison = specbench.compare(finished.baseline, finished)
+    assert comparison.table.loc["steps", "mean_a"] > comparison.table.loc["steps", "mean_b"]
+    assert "4 pairs of the same prompt" in repr(comparison)
 
 
 def test_an_audit_gives_its_rows_and_its_verdict() -> None:
-    found = specbench.audit("uniform_rsd", delta=4.0, window=2, model="v3t5", samples=1000, quiet=True)
-    assert found.verdict == "not lossless"
-    assert set(found.table.model) == {"v3t5"}
-    assert "not lossless" in repr(found)
+    result = specbench.audit("uniform_rsd", delta=4.0, window=2, model="v3t5", samples=1000, quiet=True)
+    assert result.verdict == "not lossless"
+    assert set(result.table.model) == {"v3t5"}
+    assert "not lossless" in repr(result)
 
 
 def test_the_page_shows_what_works(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The blocks of docs/api.md, one after the other, with a pipeline without a model."""
+    """The blocks of docs/api.md run one after the other, with a pipeline without a model."""
     monkeypatch.setattr(pipeline, "load_model", lambda cfg: ("cpu", None))
     monkeypatch.setattr(LoadedModel, "_built", lambda self, cfg: FakePipeline(cfg))
     page = (ROOT / "docs/api.md").read_text(encoding="utf-8")
@@ -105,7 +105,7 @@ def test_a_mistake_is_an_exception_and_no_exit(finished: specbench.api.results.R
             call()
 
 
-def test_values_of_python_are_those_of_the_command_line(tmp_path: Path) -> None:
+def test_values_are_the_same_in_python_and_on_the_command_line(tmp_path: Path) -> None:
     values = {
         "metrics": ["scenes_reward", "scenes_fid"],
         "tree": [[0], [1], [0, 0]],

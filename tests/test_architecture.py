@@ -20,7 +20,7 @@ FILES = {
     for path in (ROOT / folder).rglob("*.py")
 }
 #: Package -> the packages that its modules import beside their own: each pair is an arrow, and there are no others.
-#: The order is that of the layers: a package imports none that stands above it in this table.
+#: The order is the order of the layers: a package imports no package above it in this table.
 #: "" is specbench/__init__.py. Tools and scripts are part of a clone; no package imports them.
 ARROWS = {
     package: set(imports.split())
@@ -47,7 +47,7 @@ ARROWS = {
         "errors": "",
     }.items()
 }
-#: A new arrow takes the place of another one: put what is needed into a package below both.
+#: A new arrow must replace another one: move the common part into a package below both.
 MOST_ARROWS = 110
 LONGEST = 450  # lines of a file that can be read as a whole
 
@@ -56,14 +56,14 @@ def imported(name: str) -> Iterator[str]:
     """The modules of the project that a module imports anywhere: in functions and for types, too."""
     for node in ast.walk(ast.parse(FILES[name].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found = [alias.name for alias in node.names]
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{name}: write imports in full"
-            both = [(f"{node.module}.{alias.name}", str(node.module)) for alias in node.names]
-            found = [whole if whole in FILES else module for whole, module in both]
+            imports = [(f"{node.module}.{alias.name}", str(node.module)) for alias in node.names]
+            names = [whole if whole in FILES else module for whole, module in imports]
         else:
             continue
-        yield from (other for other in found if other in FILES and other != name)
+        yield from (other for other in names if other in FILES and other != name)
 
 
 GRAPH = {name: set(imported(name)) for name in FILES}
@@ -84,12 +84,12 @@ def test_modules_import_each_other_in_no_circle() -> None:
 
 
 def test_packages_import_what_the_table_says() -> None:
-    found: dict[str, dict[str, str]] = {package(name): {} for name in FILES}
+    arrows: dict[str, dict[str, str]] = {package(name): {} for name in FILES}
     for name, others in GRAPH.items():
-        found[package(name)] |= {package(other): f"{name} -> {other}" for other in sorted(others)}
-    assert found.keys() == ARROWS.keys()
-    forbidden = [where for a, to in found.items() for b, where in to.items() if b not in {a, *ARROWS[a]}]
-    gone = [f"{a} -> {b}" for a, to in ARROWS.items() for b in sorted(to - found[a].keys())]
+        arrows[package(name)] |= {package(other): f"{name} -> {other}" for other in sorted(others)}
+    assert arrows.keys() == ARROWS.keys()
+    forbidden = [where for a, to in arrows.items() for b, where in to.items() if b not in {a, *ARROWS[a]}]
+    gone = [f"{a} -> {b}" for a, to in ARROWS.items() for b in sorted(to - arrows[a].keys())]
     assert (forbidden, gone) == ([], [])
 
 
@@ -104,7 +104,7 @@ def test_there_are_few_arrows() -> None:
 
 
 def test_the_schema_and_the_trees_have_the_same_bounds() -> None:
-    """Two layers that may not import each other."""
+    """The two layers must not import each other, so both have the numbers."""
     assert (DRAFT, DEEP) == (trees.DRAFT, trees.DEEP)
 
 
@@ -117,16 +117,16 @@ def test_no_function_of_the_centre_is_long_or_has_many_arguments(part: str) -> N
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or 0) - node.lineno + 1
-                given = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                arguments = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
                 long += [f"{name}.{node.name}: {lines}"] * (lines > 60)
-                wide += [f"{name}.{node.name}: {len(given)}"] * (len(set(given) - {"self", "cls"}) > 8)
+                wide += [f"{name}.{node.name}: {len(arguments)}"] * (len(set(arguments) - {"self", "cls"}) > 8)
     assert (long, wide) == ([], [])
 
 
 def test_the_centre_is_small() -> None:
-    """What every run goes through: how it is configured, done and started."""
-    held = [path for name, path in FILES.items() if package(name) in ("harness", "config", "cli")]
-    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in held) <= 8500
+    """The code that every run uses: configuration, execution and the command line."""
+    paths = [path for name, path in FILES.items() if package(name) in ("harness", "config", "cli")]
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths) <= 8500
 
 
 def test_a_class_name_is_defined_once() -> None:

@@ -70,13 +70,13 @@ def test_the_noise_floor_is_what_sampling_costs() -> None:
     # the mean of |n/N - p| is sqrt(2 p (1 - p) / pi N) for many samples: 0.5 * 256 * that; its spread over draws is
     # below 2 %, as 256 cells are averaged
     wanted = 0.5 * 256 * math.sqrt(2 / math.pi * (1 / 256) * (255 / 256) / 100_000)
-    one = [Marginal(256, 0, 1, probs)]
-    assert statistics.noise_floor(one, 100_000, 0) == pytest.approx(wanted, rel=0.15)
-    assert statistics.noise_floor(one, 100_000, 0) == statistics.noise_floor(one, 100_000, 0)
-    assert statistics.noise_floor(one, 100_000, 0) != statistics.noise_floor(one, 100_000, 1)
+    marginals = [Marginal(256, 0, 1, probs)]
+    assert statistics.noise_floor(marginals, 100_000, 0) == pytest.approx(wanted, rel=0.15)
+    assert statistics.noise_floor(marginals, 100_000, 0) == statistics.noise_floor(marginals, 100_000, 0)
+    assert statistics.noise_floor(marginals, 100_000, 0) != statistics.noise_floor(marginals, 100_000, 1)
 
 
-def test_chi_square_is_scipys_and_pools_what_is_rare() -> None:
+def test_chi_square_equals_scipys_and_pools_rare_cells() -> None:
     probs = random_tables(200, 1, seed=1, sharpness=0.5)[0][0].double()
     probs /= probs.sum()
     assert (probs * 20_000 > 5).all()  # nothing to pool
@@ -89,15 +89,15 @@ def test_chi_square_is_scipys_and_pools_what_is_rare() -> None:
     wanted = stats.chisquare([510, 290, 200], [500, 300, 200]).pvalue
     assert statistics.chi_square(seen, probs) == pytest.approx(wanted, rel=1e-9)
     point = torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
-    both = [Marginal(2, 0, 2, point)]
-    assert statistics.goodness_of_fit([1000 * point], both) == 1
-    assert statistics.goodness_of_fit([1000 * point.flip(0)], both) == 0
+    marginals = [Marginal(2, 0, 2, point)]
+    assert statistics.goodness_of_fit([1000 * point], marginals) == 1
+    assert statistics.goodness_of_fit([1000 * point.flip(0)], marginals) == 0
     assert statistics.chi_square(torch.tensor([999.0, 1.0]).double(), torch.tensor([1.0, 0.0]).double()) == 0
 
 
 def test_p_values_are_uniform_under_the_true_distribution() -> None:
-    """Most cells of 4,096 expect fewer than 5 of 8,000 samples. Of 300 tests 3 fall below 0.01 by chance; more than 12
-    would in 3 of 100,000 repetitions (binomial)."""
+    """Most of the 4,096 cells expect fewer than 5 of 8,000 samples. Of 300 tests, 3 are below 0.01 by chance; more than
+    12 would occur in 3 of 100,000 repetitions (binomial)."""
     probs = sequence_probs(random_tables(4, 6, seed=5))
     probs /= probs.sum()
     below = sum(statistics.chi_square(drawn(probs, 8000, seed), probs) < 0.01 for seed in range(300))
@@ -124,18 +124,18 @@ def test_a_lower_bound_is_rarely_above_the_truth() -> None:
 
 @pytest.mark.parametrize("far", [0.0, 0.4])
 def test_the_interval_holds_the_true_variation(far: float) -> None:
-    """In 200 repetitions an interval of 95 % misses 10 times; more than 24 would be a chance of 1 in 10,000."""
+    """In 200 repetitions an interval of 95 % misses 10 times; more than 24 misses have a chance of 1 in 10,000."""
     probs = sequence_probs(random_tables(4, 3, seed=1))
     probs /= probs.sum()
     other = (1 - far) * probs + far * probs.flip(0)
     true = 0.5 * float((other - probs).abs().sum())
-    held, lows = 0, []
+    covered, lows = 0, []
     for seed in range(200):
-        one, two = drawn(other, 1500, seed), drawn(other, 1500, 1000 + seed)
-        low, high = statistics.true_variation([one], [two], [Marginal(4, 0, 3, probs)])
-        held += low <= true <= high
+        first, second = drawn(other, 1500, seed), drawn(other, 1500, 1000 + seed)
+        low, high = statistics.true_variation([first], [second], [Marginal(4, 0, 3, probs)])
+        covered += low <= true <= high
         lows.append(low)
-    assert held >= 200 - 24
+    assert covered >= 200 - 24
     if far == 0.4:
         assert sum(lows) / 200 > 0.5 * true  # and it says something
 
@@ -163,7 +163,7 @@ def test_a_built_in_model_is_a_fair_test() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_verdict(name: str) -> None:
-    """Exact methods are called lossy once in 10,000 seeds; the seed is fixed, so none is by accident."""
+    """The audit calls an exact method lossy once in 10,000 seeds; the seed is fixed."""
     model = built_in("v3t5")
     method = method_of(METHODS[name], model)
     row = measure(method, model, 15_000, margin=0.1)
@@ -214,7 +214,7 @@ def test_a_row_depends_on_the_seed_and_not_on_how_it_was_cut(monkeypatch: pytest
     assert measure(method, model, 1001, seed=6)["tv"] != row["tv"]
 
 
-def test_a_tree_grown_once_for_rows_alike_is_each_rows_own() -> None:
+def test_a_tree_grown_once_for_equal_rows_equals_the_tree_of_each_row() -> None:
     model = built_in("v3t5")
     grower = TabularGrower(model.q, nodes=12, depth=3, width=3)
     sampling, rng = Sampling(), RandomStreams([(0, i) for i in range(200)])
@@ -222,21 +222,21 @@ def test_a_tree_grown_once_for_rows_alike_is_each_rows_own() -> None:
     g = torch.Generator().manual_seed(0)
     history, count = torch.randint(3, (200, 9), generator=g), torch.randint(7, (200,), generator=g)
     shared = grower.propose(state, history, count, torch.zeros_like(count))
-    own = Grown.grow(grower, state, history, count)
+    per_row = Grown.grow(grower, state, history, count)
     for name in ("tokens", "probs", "valid", "sampled"):
-        assert torch.equal(getattr(shared, name), getattr(own, name))
-    for name, value in vars(own.tree).items():
-        found = getattr(shared.tree, name)
-        assert torch.equal(found, value) if isinstance(value, torch.Tensor) else found == value
-    for row in range(20):  # and has the tables' distributions behind every node
-        for node, slot in enumerate(own.tree.slot[row].tolist()):
-            path = own.tokens[row, own.tree.ancestors[row, node]][1:]
+        assert torch.equal(getattr(shared, name), getattr(per_row, name))
+    for name, value in vars(per_row.tree).items():
+        shared_value = getattr(shared.tree, name)
+        assert torch.equal(shared_value, value) if isinstance(value, torch.Tensor) else shared_value == value
+    for row in range(20):  # and has the tables' distributions after every node
+        for node, slot in enumerate(per_row.tree.slot[row].tolist()):
+            path = per_row.tokens[row, per_row.tree.ancestors[row, node]][1:]
             prefix = torch.cat([history[row, : count[row]], path])
             if slot >= 0 and len(prefix) < model.length:
-                torch.testing.assert_close(own.probs[row, slot], model.q[len(prefix)][codes(prefix[None], 3)][0])
+                torch.testing.assert_close(per_row.probs[row, slot], model.q[len(prefix)][codes(prefix[None], 3)][0])
 
 
-def test_a_node_has_no_more_candidates_than_there_are_tokens() -> None:
+def test_a_node_has_at_most_as_many_candidates_as_tokens() -> None:
     tables, rng = random_tables(2, 3, seed=1), RandomStreams([(0, i) for i in range(20)])
     count = torch.zeros(20, dtype=torch.int64)
     for chosen, replacement, wanted in ((False, False, 2), (True, False, 2), (False, True, 3)):
@@ -250,7 +250,7 @@ def test_a_node_has_no_more_candidates_than_there_are_tokens() -> None:
 
 @pytest.mark.parametrize("name", ["sd", "sjd"])
 def test_the_parts_of_a_chain_are_counted_step_by_step(name: str) -> None:
-    """Against a plain count over the trace. A window of H is refilled by as many tokens as the step before accepted."""
+    """Against a plain count over the trace. A window is refilled with as many tokens as the step before accepted."""
     model, height, seen = built_in("v3t5"), 3, Exercised()
     method = method_of(METHODS[name], model)
     out = decode(replace(method.config, observer=seen), None, RandomStreams([(0, i) for i in range(300)]))
@@ -296,9 +296,9 @@ def test_the_parts_of_a_tree_are_counted_along_the_accepted_path() -> None:
         assert list(seen) == ["rejection_1", "rejection_2", "bonus_token"]
 
 
-def test_what_was_never_at_work_is_not_called_lossless() -> None:
+def test_unused_code_is_not_called_lossless() -> None:
     """The audit of README: a window that is longer than the sequence is never refilled, and so were the windows of
-    CSpD. What one row lacks another may have."""
+    CSpD. A column that is empty in one row may have a value in another."""
     model = built_in("v3t5")
     row = measure(method_of("method=sjd_pac window=24", model), model, 2000, margin=1.0)
     assert row["verdict"] == "undecided"
@@ -314,47 +314,47 @@ def test_what_was_never_at_work_is_not_called_lossless() -> None:
 
 
 def test_a_small_p_value_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With new sequences, and the first ones as ever."""
+    """The second stage has new sequences; the first ones do not change."""
     model, pair = built_in("v3t5"), densities.built_in("d1t4")
     cspd = densities.assemble(configuration.compose(["method=cspd", "gamma=1", "model=mar_b", "weights=random"]))
     measures = (
         lambda seed: measure(method_of(SD, model), model, 1000, seed, margin=1.0),
         lambda seed: measure(cspd, pair, 1000, seed, margin=1.0),
     )
-    for of in measures:
-        once = of(0)
+    for measured in measures:
+        once = measured(0)
         assert (once["samples"], once["p_first"], once["verdict"]) == (1000, None, "lossless")
         monkeypatch.setattr(verdicts, "DOUBT", 1.1)  # above every p-value
-        again = of(0)
+        again = measured(0)
         assert len(rows.notes([again])) == 2
         monkeypatch.undo()
         assert (again["samples"], again["p_first"], again["verdict"]) == (10_000, once["p_value"], "undecided")
     method = method_of(SD, model)
-    first, second, both = (
-        method.counted(model, some, 0, None) for some in (range(1000), range(1000, 3000), range(3000))
+    first, second, together = (
+        method.counted(model, seeds, 0, None) for seeds in (range(1000), range(1000, 3000), range(3000))
     )
-    assert torch.equal(first.first + second.first, both.first)
-    assert first.exercised + second.exercised == both.exercised
+    assert torch.equal(first.first + second.first, together.first)
+    assert first.exercised + second.exercised == together.exercised
 
 
 def test_two_stages_refute_hardly_more_often_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """p-values of a lossless method are uniform. With a level of 0.05 and a doubt of 0.3 two stages refute at most
-    0.05 * 1.3 = 0.065; of 20,000 audits a share of 0.072 is four standard errors more."""
+    """p-values of a lossless method are uniform. With a level of 0.05 and a doubt of 0.3, two stages refute at most a
+    share of 0.05 * 1.3 = 0.065; a share of 0.072 of 20,000 audits is four standard errors more."""
     monkeypatch.setattr(verdicts, "LEVEL", 0.05)
     monkeypatch.setattr(verdicts, "DOUBT", 0.3)
     rng, ranges = np.random.default_rng(0), []
 
-    def uniform(some: range) -> dict[str, Any]:
-        ranges.append(some)
+    def uniform(seeds: range) -> dict[str, Any]:
+        ranges.append(seeds)
         return {"p_value": rng.random(), "tv_high": 0.0, "margin": 0.1, "exercised": None, "T": 5}
 
-    found = [verdicts.in_stages(uniform, 100) for _ in range(20_000)]
-    assert sum(row["verdict"] == "not lossless" for row in found) < 0.072 * 20_000
+    results = [verdicts.in_stages(uniform, 100) for _ in range(20_000)]
+    assert sum(row["verdict"] == "not lossless" for row in results) < 0.072 * 20_000
     assert set(ranges) == {range(100), range(100, 1100)}
     for level in (0.01, 0.05, 0.1, 0.5):
         error = 4 * math.sqrt(level * (1 - level) / 20_000)
-        assert sum(row["p_value"] < level for row in found) < (1.3 * level + error) * 20_000
-    assert all(row["verdict"] == "undecided" for row in found if 0.05 <= row["p_value"] < 0.3)
+        assert sum(row["p_value"] < level for row in results) < (1.3 * level + error) * 20_000
+    assert all(row["verdict"] == "undecided" for row in results if 0.05 <= row["p_value"] < 0.3)
 
 
 NEAR = torch.tensor([[1, 2], [0, 2], [1, 0]])
@@ -374,8 +374,8 @@ RULES: dict[str, Callable[[int], rules.Rule]] = {
 
 
 class Enumeration:
-    """Every way in which chains of `window` drafts can make a sequence, followed one by one: the distribution of the
-    sequences, E[min(tau, T) + 1] of the first round, and Eq. 8's terms of every round."""
+    """All ways in which chains of `window` drafts can make a sequence: the distribution of the sequences, E[min(tau, T)
+    + 1] of the first round, and Eq. 8's terms of every round."""
 
     def __init__(self, p, q, rule, window):
         self.p, self.q, self.rule, self.window = p, q, rule, window
@@ -385,7 +385,7 @@ class Enumeration:
         self._follow(0, 0, 1, 1.0)
 
     def _follow(self, t, code, depth, chance):
-        """From the sequence of t tokens with this code (base vocab) on, which has this chance."""
+        """Follow the sequence of t tokens with this code (base vocab) and this probability."""
         if chance == 0:
             return
         if t == self.length:
@@ -397,19 +397,19 @@ class Enumeration:
                 self._follow(t + 1, after_this + x, 1, chance * float(p[x]))
             return
         level = torch.tensor(depth)
-        made = torch.zeros(self.vocab)
+        emitted = torch.zeros(self.vocab)
         for x in range(self.vocab):
             token = torch.tensor(x)
             keep = float(self.rule.accept(p, q, token, level))
             after = p if self.rule.deterministic else self.rule.residual(p, q, token, level)
-            made[x] += q[x] * keep
-            made += q[x] * (1 - keep) * after
+            emitted[x] += q[x] * keep
+            emitted += q[x] * (1 - keep) * after
             if depth == t + 1:
                 self.expected += chance * float(q[x]) * keep
             self._follow(t + 1, after_this + x, depth + 1, chance * float(q[x]) * keep)
             for y in range(self.vocab):
                 self._follow(t + 1, after_this + y, 1, chance * float(q[x]) * (1 - keep) * float(after[y]))
-        self.bound += chance * 0.5 * float((made - p).abs().sum())
+        self.bound += chance * 0.5 * float((emitted - p).abs().sum())
 
 
 def test_the_bound_of_a_sequence_against_enumeration() -> None:
@@ -419,28 +419,28 @@ def test_the_bound_of_a_sequence_against_enumeration() -> None:
         for window in (5, 1 + number % 2):
             rule = rule_of(window)
             wanted = Enumeration(p, q, rule, window)
-            found = theorem.chain_statistics(p, q, rule, window)
+            statistics = theorem.chain_statistics(p, q, rule, window)
             # float32 on the side of the enumeration
-            assert found.expected == pytest.approx(wanted.expected, abs=1e-5), name
-            assert found.bound == pytest.approx(min(1.0, wanted.bound), abs=1e-5), name
-            assert float((found.probs - wanted.probs).abs().max()) < 1e-5, name
-            true = 0.5 * float((found.probs - sequence_probs(p)).abs().sum())
-            assert true <= found.bound + 1e-6, name
-            assert found.first <= found.bound + 1e-12, name  # the first round is one of them
-            assert (found.bound < 1e-12) == (name == "exact"), name
+            assert statistics.expected == pytest.approx(wanted.expected, abs=1e-5), name
+            assert statistics.bound == pytest.approx(min(1.0, wanted.bound), abs=1e-5), name
+            assert float((statistics.probs - wanted.probs).abs().max()) < 1e-5, name
+            true = 0.5 * float((statistics.probs - sequence_probs(p)).abs().sum())
+            assert true <= statistics.bound + 1e-6, name
+            assert statistics.first <= statistics.bound + 1e-12, name  # the first round is one of them
+            assert (statistics.bound < 1e-12) == (name == "exact"), name
 
 
 def test_the_first_rounds_bound_is_none_of_a_sequence() -> None:
-    """Why the rounds are summed: Eq. 8 alone is exceeded by the sequence as a whole."""
+    """Why the rounds are summed: the sequence as a whole exceeds Eq. 8 for one round."""
     p = random_tables(3, 6, seed=1, sharpness=1.5)
     q = random_tables(3, 6, seed=2, sharpness=1.5, near=p, distance=0.6)
-    found = theorem.chain_statistics(p, q, rules.uniform(1.5), 1)
-    true = 0.5 * float((found.probs - sequence_probs(p)).abs().sum())
-    assert found.first < true < found.bound
+    statistics = theorem.chain_statistics(p, q, rules.uniform(1.5), 1)
+    true = 0.5 * float((statistics.probs - sequence_probs(p)).abs().sum())
+    assert statistics.first < true < statistics.bound
 
 
 def test_the_enumerated_distribution_is_the_decoded_one() -> None:
-    """A goodness of fit of the real loop to the enumerated distribution of a lossy method."""
+    """Goodness of fit of the real loop to the enumerated distribution of a lossy method."""
     model = built_in("v3t5")
     lantern = f"{SD} rule=lantern k=1 delta=0.3 bound=tvd proximity=l2 resample=paper"
     for arguments in (lantern, COOL, f"{lantern} temperature=0"):
@@ -448,11 +448,11 @@ def test_the_enumerated_distribution_is_the_decoded_one() -> None:
         config = method.config
         sampling, rule = config.sampling, config.rule
         p, q = ([sampling.probs(t.log()) for t in tables] for tables in (model.p, model.q))
-        found = theorem.chain_statistics(p, q, rule, 3, model.p if rule.uses_pre_argmax_probs else None)
+        enumerated = theorem.chain_statistics(p, q, rule, 3, model.p if rule.uses_pre_argmax_probs else None)
         rng = RandomStreams([(0, i) for i in range(20_000)])
         out = decode(config, None, rng)
         seen = torch.bincount(codes(out.tokens, 3), minlength=3**5).double()
-        probs = found.probs / found.probs.sum()
+        probs = enumerated.probs / enumerated.probs.sum()
         assert statistics.goodness_of_fit([seen], [Marginal(3, 0, 5, probs)]) > 1e-4  # one seed in 10,000
         first = 1 + out.trace.accepted[:, 0].double()
-        assert abs(float(first.mean()) - found.expected) <= 4.5 * float(first.std()) / 20_000**0.5 + 1e-9
+        assert abs(float(first.mean()) - enumerated.expected) <= 4.5 * float(first.std()) / 20_000**0.5 + 1e-9

@@ -1,4 +1,4 @@
-"""What an audit can see: the upper limit of a distance, n-grams of long sequences, drafts shorter than a sequence, and
+"""The power of an audit: the upper limit of a distance, n-grams of long sequences, drafts shorter than a sequence, and
 models of real classes."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def row_of(arguments: str, model: Subject, samples: int, margin: float = 1.0) ->
     [(statistics.plug_in_limit, 2), (statistics.quadratic_limit, 64), (statistics.quadratic_limit, 4096)],
 )
 def test_a_limit_is_rarely_below_the_true_variation(limit, cells: int) -> None:
-    """At level 0.975 a limit misses 5 of 200 times; more than 15 would be a chance of 1 in 10,000."""
+    """At level 0.975 a limit misses 5 of 200 times; more than 15 misses have a chance of 1 in 10,000."""
     for far in (0.0, 0.01, 0.1, 0.5):
         g = torch.Generator().manual_seed(cells)
         probs, other = (torch.randn(2, cells, generator=g, dtype=torch.float64) * 1.5).softmax(-1)
@@ -54,9 +54,9 @@ def test_the_quadratic_limit_is_not_raised_by_many_cells() -> None:
     assert statistics.upper_limit(seen, probs) < 0.03 < 0.08 < plug_in
 
 
-def test_many_cells_bias_the_variation_of_counts_but_not_that_of_one_event() -> None:
-    """65,536 sequences and 200,000 samples: the counts of a relaxed method look farther away than it is. The event's
-    standard error is at most 0.0011; five of them are missed once in two million seeds."""
+def test_many_cells_bias_the_variation_of_counts_but_not_of_one_event() -> None:
+    """With 65,536 sequences and 200,000 samples, the counts of a relaxed method look farther away than the method is.
+    The event's standard error is at most 0.0011; five standard errors are exceeded once in two million seeds."""
     probs, moved = (sequence_probs(random_tables(4, 8, seed=seed, sharpness=1.5)) for seed in (3, 4))
     moved = 0.8 * probs + 0.2 * moved
     probs, moved = probs / probs.sum(), moved / moved.sum()
@@ -70,9 +70,9 @@ def test_grams_of_a_markov_model_are_marginals_of_its_sequences() -> None:
     tables = random_tables(3, 6, seed=5, order=2)
     tables = [t.double() / t.double().sum(-1, keepdim=True) for t in tables]
     full = sequence_probs([table[torch.arange(3**t) % len(table)] for t, table in enumerate(tables)]).view(*[3] * 6)
-    found = of_grams(tables, 3)
-    assert [(m.start, m.length) for m in found] == [(0, 3), (1, 3), (2, 3), (3, 3), (4, 2), (5, 1)]
-    for m in found:
+    grams = of_grams(tables, 3)
+    assert [(m.start, m.length) for m in grams] == [(0, 3), (1, 3), (2, 3), (3, 3), (4, 2), (5, 1)]
+    for m in grams:
         others = [d for d in range(6) if not m.start <= d < m.start + m.length]
         assert torch.allclose(full.sum(others).flatten(), m.probs, atol=1e-12)
     again = of_sequence([table[torch.arange(3**t) % len(table)] for t, table in enumerate(tables)])
@@ -104,8 +104,8 @@ def test_a_verdict_needs_a_bound() -> None:
 
 
 def test_a_window_that_is_refilled_wrongly_is_caught() -> None:
-    """A window longer than the sequence is never refilled: a sampler that was broken there had the row of the intact
-    one, and windows of 16 and 64 were all that was audited."""
+    """A window longer than the sequence is never refilled. A sampler with a wrong refill had the same row as the
+    correct one, because the audit covered only windows of 16 and 64."""
     model = built_in("v3t5")
     intact = row_of("method=sjd", model, 4000)
     assert intact["verdict"] == "undecided"
@@ -119,7 +119,7 @@ def test_a_window_that_is_refilled_wrongly_is_caught() -> None:
 
 
 def test_mutants_are_caught_and_undone() -> None:
-    """Of every group one; `make mutants` does all."""
+    """One mutant of every group; `make mutants` runs all."""
     before = rules.Relaxed.accept.__code__, rules.Relaxed.residual.__code__
     for name, model in (
         ("residual_is_target", built_in("v8t4")),
@@ -128,36 +128,38 @@ def test_mutants_are_caught_and_undone() -> None:
         ("cache_not_compacted", tiny.built_in("llamagen_tiny")),
         ("bonus_under_the_condition_before", densities.built_in("d1t4")),
     ):
-        one = mutants.NAMED[name]
-        jobs = mutants.jobs(one.method, [model])[:2]
-        row = mutants.caught(one, jobs, [mutants.decoded(job) for job in jobs], 4000)
+        mutant = mutants.NAMED[name]
+        jobs = mutants.jobs(mutant.method, [model])[:2]
+        row = mutants.caught(mutant, jobs, [mutants.decoded(job) for job in jobs], 4000)
         assert row["samples"] <= 4000
     assert (rules.Relaxed.accept.__code__, rules.Relaxed.residual.__code__) == before
-    harmless = replace(one, changes={})
+    harmless = replace(mutant, changes={})
     with pytest.raises(RuntimeError, match="no longer bites"):
         mutants.caught(harmless, jobs, [mutants.decoded(job) for job in jobs], 1000)
 
 
 @pytest.mark.parametrize("name", mutants.NAMED)
 def test_a_mutant_still_has_a_place(name: str) -> None:
-    """Its old text is in the code, once, and something is executed otherwise."""
+    """Its old text is in the code exactly once, and the change affects code that is executed."""
     with mutants.applied(mutants.NAMED[name]) as changed:
         assert changed
 
 
-def test_a_mistake_with_continuous_tokens_changes_what_is_decoded() -> None:
-    """Three of them had not followed the code that they patch."""
-    audits, mistakes = {}, [one for one in mutants.NAMED.values() if one.method.startswith("cspd")]
-    for method in {one.method for one in mistakes}:
+def test_a_mistake_with_continuous_tokens_changes_the_decoded_sequences() -> None:
+    """Three such mutants no longer matched the code that they patch."""
+    audits, mistakes = {}, [mutant for mutant in mutants.NAMED.values() if mutant.method.startswith("cspd")]
+    for method in {mutant.method for mutant in mistakes}:
         names = recipes.DENSITIES if method == "cspd" else ("d2t3",)
         jobs = mutants.jobs(method, [densities.built_in(name) for name in names])
         audits[method] = [(job, mutants.decoded(job)) for job in jobs]
-    for one in mistakes:
-        with mutants.applied(one):
-            assert any(not torch.equal(mutants.decoded(job)[0], before[0]) for job, before in audits[one.method]), one
+    for mutant in mistakes:
+        with mutants.applied(mutant):
+            assert any(not torch.equal(mutants.decoded(job)[0], before[0]) for job, before in audits[mutant.method]), (
+                mutant
+            )
 
 
-def test_the_committed_mutants_are_those_of_the_script() -> None:
+def test_the_committed_mutants_match_the_script() -> None:
     with (ROOT / "results/mutants.csv").open(newline="") as f:
         rows = list(csv.DictReader(f))
     assert [(row["mutant"], row["mistake"]) for row in rows] == [(m.name, m.mistake) for m in mutants.MUTANTS]

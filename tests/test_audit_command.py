@@ -1,4 +1,4 @@
-"""`specbench audit` on the command line: its rows, its settings, and what it says to bad input."""
+"""`specbench audit` on the command line: its rows, its settings, and its messages for bad input."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_an_audit_prints_a_table_and_writes_it(call: Call, tmp_path: Path, monke
     head, *lines, _, _, _, limit, exercised, wrote = out.splitlines()
     assert limit.startswith("sd (rule exact): lossless (not refuted, TV <= 0.")
     assert exercised.startswith("  exercised: rejections at depths 1 to 2: ")
-    own = ["method", "drafter", "rule", "model"]
-    assert head.split() == [*own, *list(COLUMNS)[1 : list(COLUMNS).index("verdict") + 1]]
+    columns = ["method", "drafter", "rule", "model"]
+    assert head.split() == [*columns, *list(COLUMNS)[1 : list(COLUMNS).index("verdict") + 1]]
     assert [line.split()[:4] for line in lines] == [["sd", "draft_model", "exact", name] for name in recipes.TABLES]
     assert all(line.endswith("  lossless") for line in lines)
     assert wrote == "wrote a/b.csv"
@@ -65,21 +65,21 @@ def test_an_audit_prints_a_table_and_writes_it(call: Call, tmp_path: Path, monke
 
 
 def test_an_audit_names_what_it_audited(call: Call, tmp_path: Path) -> None:
-    """`method=cool_sd rule=exact` was printed as cool_sd, lossless."""
+    """`method=cool_sd rule=exact` used to be printed as cool_sd, lossless."""
     words = ["audit.samples=1000", "audit.model=v3t5", "audit.margin=1", "out=a.csv"]
-    for given, drafter, rule, some in (
+    for choices, drafter, rule, values in (
         (["method=cool_sd", "rule=exact", "tree=mc_sim_7b_63"], "eagle_tree", "exact", "tree=mc_sim_7b_63"),
         (["method=cool_sd", "delta=3", "drafter=eagle", "window=2"], "eagle", "cool", "delta=3.0"),
         (["method=sd", "rule=uniform", "delta=1.5"], "draft_model", "uniform", "delta=1.5"),
     ):
-        code, out, _ = call(*given, *words)
+        code, out, _ = call(*choices, *words)
         assert code == 0
         head, line, *_ = out.splitlines()
         printed = dict(zip(head.split(), line.replace(" variant=optimal", "").split(), strict=False))
         row, *_ = cells_of(tmp_path / "a.csv")
-        for told in (printed, row):
-            assert (told["drafter"], told["rule"]) == (drafter, rule)
-        assert some in row["parameters"].split()
+        for output in (printed, row):
+            assert (output["drafter"], output["rule"]) == (drafter, rule)
+        assert values in row["parameters"].split()
         assert f": drafter={drafter} rule={rule} {row['parameters']}\n" in out
 
 
@@ -89,7 +89,7 @@ def test_tables_of_ones_own(call: Call, tmp_path: Path) -> None:
     row = audit_row(call, "method=sjd", "window=1", *words)
     assert (row["model"], row["V"], row["T"], row["verdict"]) == ("mine.npz", "3", "3", "lossless")
     assert row["tv_bound"] == row["accepted_length_expected"] == ""  # not of Theorem 2
-    # the draft tables stand for a network, whatever the preset's: a chain where window= asks for one
+    # the draft tables replace a network, whatever the preset's: a chain where window= asks for one
     row = audit_row(call, "method=lantern", "window=2", "k=1", "delta=0.5", *words)
     assert row["parameters"].startswith("window=2 delta=0.5 k=1 ")
     assert row["verdict"] == "not lossless"
@@ -101,12 +101,12 @@ def test_tables_of_ones_own(call: Call, tmp_path: Path) -> None:
 
 
 def test_the_rows_do_not_depend_on_the_processes(call: Call, tmp_path: Path) -> None:
-    """On one core the audit of every preset took longer than it may."""
+    """The audit of every preset takes too long on one core, so it runs in several processes."""
     words = ("method=sjd", "audit.model=v3t5", "audit.samples=3000", "audit.margin=1")
     for workers in ("1", "2"):
         assert call(*words, f"audit.workers={workers}", f"out={workers}.csv")[0] == 0
-    one, two = ((tmp_path / f"{workers}.csv").read_text() for workers in ("1", "2"))
-    assert one == two
+    first, second = ((tmp_path / f"{workers}.csv").read_text() for workers in ("1", "2"))
+    assert first == second
     assert len(cells_of(tmp_path / "2.csv")) > 2
 
 
@@ -153,8 +153,8 @@ def test_every_preset_can_be_audited(call: Call, tmp_path: Path, monkeypatch: py
     assert list(dict.fromkeys(continuous)) == OF_VECTORS
     assert len(continuous) > len(OF_VECTORS)  # drafts shorter than a sequence
     for row in rows:
-        own = ("dim", "ks", "ks_noise", "energy", "energy_noise", "acceptance_rate", "proposals", "fallbacks")
-        assert {bool(row[name]) for name in own} == {row["model"] == "d2t4"}
+        columns = ("dim", "ks", "ks_noise", "energy", "energy_noise", "acceptance_rate", "proposals", "fallbacks")
+        assert {bool(row[name]) for name in columns} == {row["model"] == "d2t4"}
         assert {bool(row[name]) for name in ("V", "tv", "tv_low", "tv_noise")} == {row["model"] == "v3t5"}
     tables, vectors, audited, notes, limits = (part.splitlines() for part in out.split("\n\n"))  # a table of each kind
     assert len(tables) == 1 + len(rows) - len(continuous)
@@ -172,14 +172,14 @@ def test_every_preset_can_be_audited(call: Call, tmp_path: Path, monkeypatch: py
 
 def test_one_model_leaves_out_other_presets(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     only_methods(monkeypatch, "cspd", "eagle1", "sd", "vanilla")
-    for model, found, note in (
+    for model, count, note in (
         ("d1t4", ["cspd", "vanilla"], "eagle1, sd left out: .* d1t4 is a model of continuous"),
         ("v3t5", ["eagle1", "sd", "vanilla"], "cspd left out: .* v3t5 is a model of discrete"),
     ):
         code, _, err = call("--all", f"audit.model={model}", "temperature=0.7", "audit.samples=1000", "out=all.csv")
         assert code == 0
         rows = cells_of(tmp_path / "all.csv")
-        assert list(dict.fromkeys(row["method"] for row in rows)) == found
+        assert list(dict.fromkeys(row["method"] for row in rows)) == count
         assert all("temperature=0.7" in row["parameters"] for row in rows)
         assert err.count("left out") == 1
         assert re.search(f"specbench: {note}", err)
@@ -191,8 +191,8 @@ def test_a_method_of_vectors(call: Call, tmp_path: Path) -> None:
     assert code == 0
     rows = cells_of(tmp_path / "a.csv")
     assert list(rows[0]) == list(COLUMNS)
-    found = [(r["model"], r["dim"], r["verdict"]) for r in rows]
-    assert found == [(name, name[1], "lossless") for name in recipes.DENSITIES]
+    verdicts = [(r["model"], r["dim"], r["verdict"]) for r in rows]
+    assert verdicts == [(name, name[1], "lossless") for name in recipes.DENSITIES]
     assert len(out.splitlines()) == 1 + len(rows) + 6
     assert rows[0]["parameters"] == (
         "gamma=1 prefill=0.3 align=false criterion=path verify=causal on_reject=stop inner_temperature=1.0 tries=1"
@@ -212,13 +212,13 @@ def test_arguments_of_all_reach_who_can_take_them(call: Call, tmp_path: Path, mo
     np.savez(tmp_path / "bare.npz", **without("codebook"))
     code, _, err = call("--all", "window=4", "audit.tables=bare.npz", "audit.samples=1000", "out=all.csv")
     assert code == 0
-    found = {row["method"]: row["parameters"] for row in cells_of(tmp_path / "all.csv")}
-    assert list(found) == ["eagle1", "sd", "sjd_pac"]
+    parameters = {row["method"]: row["parameters"] for row in cells_of(tmp_path / "all.csv")}
+    assert list(parameters) == ["eagle1", "sd", "sjd_pac"]
     assert "specbench: gsd is left out: the rule needs distances between codes: bare.npz has no array codebook" in err
-    assert "tree=[[0],[1],[0,0]]" in found["eagle1"]
-    assert "window=4 " in found["sd"]
+    assert "tree=[[0],[1],[0,0]]" in parameters["eagle1"]
+    assert "window=4 " in parameters["sd"]
     assert "specbench: sjd_pac keeps its own window: a full tree of width 4 and depth 3 has 20 draft tokens" in err
-    assert "window=3 " in found["sjd_pac"]
+    assert "window=3 " in parameters["sjd_pac"]
     assert "has no parameter 'nu'" in refused(call, "--all", "nu=3", "audit.model=v3t5", "audit.samples=1000")
     assert call("--all", "window=0", "audit.model=v3t5")[0] == 2
 
@@ -230,10 +230,10 @@ def test_every_variant_has_its_row(call: Call, tmp_path: Path, monkeypatch: pyte
     code, out, err = call("--variants", "window=4", *small, "out=all.csv")
     assert code == 0, err
     rows = cells_of(tmp_path / "all.csv")
-    found = {(row["method"], row["variant"]): row for row in rows}
-    assert list(found) == [(name, one) for name in few for one in variants.of(name)]
-    assert "stored=old" in found["scd", "released"]["parameters"]
-    assert "window=4 " in found["scd", "released"]["parameters"]
+    by_variant = {(row["method"], row["variant"]): row for row in rows}
+    assert list(by_variant) == [(name, variant) for name in few for variant in variants.names(name)]
+    assert "stored=old" in by_variant["scd", "released"]["parameters"]
+    assert "window=4 " in by_variant["scd", "released"]["parameters"]
     assert "\nscd variant=exact (rule exact): lossless" in out
     assert "\nscd variant=released (rule exact): not lossless" in out
     assert f"smallest TV that was refuted: {float(rows[-1]['tv_low']):.4f} to " in out
@@ -256,7 +256,7 @@ MISTAKES = [
     (["audit.workers=0"], "audit.workers must be an integer of at least 1 and at most 256 (got 0)"),
     (
         ["audit.device=gpu"],
-        "audit.device must be cpu (default), cuda or cuda:N; CUDA with the fused kernels of engine=triton (got 'gpu')",
+        "audit.device must be cpu (default), cuda or cuda:N; CUDA uses the fused kernels of engine=triton (got 'gpu')",
     ),
     (["audit.device=cuda:99"], "device=cuda:99 "),  # where there is no CUDA, and where there are fewer devices
     (["audit.seed=-1"], "audit.seed must be an integer of at least 0"),

@@ -31,15 +31,15 @@ SIZES = (2, 17, 4096)
 
 
 def nodes(count: int, size: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    """p, q (N, V): near and far, with zeros in either, points, and equal ones."""
+    """p, q (N, V): near and far ones, with zeros in either, point masses, and equal ones."""
     g = torch.Generator().manual_seed(size)
     p = (3 * torch.randn(count, size, generator=g)).softmax(-1)
     far = torch.rand(count, 1, generator=g) * 3
     q = (p.log() + far * torch.randn(count, size, generator=g)).softmax(-1)
     for x, first in ((p, 1), (q, 2)):  # of eight nodes two have zeros, one of them in both
-        for some in (x[first::8], x[3::8]):
-            some *= torch.rand(some.shape, generator=g) < 0.6
-            some[:, 0] += 1e-3
+        for half in (x[first::8], x[3::8]):
+            half *= torch.rand(half.shape, generator=g) < 0.6
+            half[:, 0] += 1e-3
     point = torch.eye(size)[torch.randint(size, (count,), generator=g)]
     p[4::32], q[5::32] = point[4::32], point[5::32]
     q[6::32] = p[6::32]
@@ -60,8 +60,8 @@ def divergence(e: Tensor, p: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_what_is_emitted_lies_in_the_band(size: int) -> None:
-    """A thousand nodes in all. That no rule of this acceptance diverges less: below."""
+def test_emitted_distributions_are_in_the_band(size: int) -> None:
+    """A thousand nodes in total. A test below shows that no rule with this acceptance has a smaller divergence."""
     count = 200
     p, q = nodes(count, size)
     before = 1 - 0.5 * (p - q).abs().sum(-1)
@@ -70,7 +70,7 @@ def test_what_is_emitted_lies_in_the_band(size: int) -> None:
         low, high = rule.limits(p, q, torch.ones(count, dtype=torch.int64))
         e, accepted = emitted(rule, p, q)
         torch.testing.assert_close(e.sum(-1), torch.ones(count, dtype=e.dtype), atol=1e-12, rtol=0)
-        # `low` has float32's precision, and what it raises is that of a rejection up to the same absolute error
+        # `low` has float32's precision, and the raised mass equals a rejection's up to the same absolute error
         assert (e <= high[:, None] * p + 1e-6).all()
         assert (e >= low[:, None] * p - 1e-6).all()
         assert (low <= 1).all()
@@ -82,15 +82,16 @@ def test_what_is_emitted_lies_in_the_band(size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_mentored_decoding_spends_its_budget(size: int) -> None:
-    """From sums over sorted tokens; the band of the same s, by bisection over the vocabulary, has the same limits."""
+    """Computed from sums over sorted tokens. The band with the same s, computed by bisection over the vocabulary, has
+    the same limits."""
     count = 64
     p, q = nodes(count, size)
-    one = torch.ones(count, dtype=torch.int64)
+    ones = torch.ones(count, dtype=torch.int64)
     every = emitted(Band(1e3, 0.0, 1), p, q)[1]
     before = torch.zeros(count)
     for budget in (0.0, 0.003, 0.05, 0.4):
         rule = Mentored(budget)
-        low, high = rule.limits(p, q, one)
+        low, high = rule.limits(p, q, ones)
         e, accepted = emitted(rule, p, q)
         spent = divergence(e, p)
         torch.testing.assert_close(e.sum(-1), torch.ones(count, dtype=e.dtype), atol=1e-12, rtol=0)
@@ -98,12 +99,14 @@ def test_mentored_decoding_spends_its_budget(size: int) -> None:
         assert ((spent >= budget - 1e-5) | (accepted >= every - 1e-6)).all()  # the widest: or nothing is left to accept
         assert (accepted >= before - 1e-6).all()
         before = accepted
-        some = low > 0.01  # float32's precision of `low` suffices for s
-        spread = (high / low)[some]
-        same = lower_limit(p[some], q[some], spread, 30)[:, None]
-        again = torch.minimum(torch.maximum(q[some], same * p[some]), spread[:, None] * same * p[some])
-        assert int(some.sum()) > count / 2
-        torch.testing.assert_close(again, e[some], atol=1e-6, rtol=0)
+        measurable = low > 0.01  # float32's precision of `low` suffices for s
+        spread = (high / low)[measurable]
+        same = lower_limit(p[measurable], q[measurable], spread, 30)[:, None]
+        again = torch.minimum(
+            torch.maximum(q[measurable], same * p[measurable]), spread[:, None] * same * p[measurable]
+        )
+        assert int(measurable.sum()) > count / 2
+        torch.testing.assert_close(again, e[measurable], atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("size", [3, 256, 16_384])
@@ -118,8 +121,8 @@ def test_float32_is_enough(size: int) -> None:
 
 @pytest.mark.parametrize("size", [2, 17, 256])
 def test_no_rule_is_nearer_than_the_band_of_its_acceptance(size: int) -> None:
-    """At every node: the ratio is at least 1, and 1 for the bands. Only tokens that the target can give are drafted:
-    rules by nearness accept others, at an infinite divergence."""
+    """At every node the ratio is at least 1, and it is 1 for the bands. Drafts have only tokens that the target can
+    give: rules by nearness accept others, at an infinite divergence."""
     p, q = nodes(60, size)
     q = torch.where(p > 0, q, 0.0)
     p, q = (x[q.sum(-1) > 0.01] for x in (p, q))
@@ -173,7 +176,7 @@ def enumerated(p: list[Tensor], q: list[Tensor], strength: float, decay: float, 
 
 
 def test_block_verification_emits_the_same_and_accepts_more() -> None:
-    """With the same s at all depths, and drafts that reach the end, every token has the distribution that its prefix
+    """With the same s at all depths and drafts that reach the end, every token has the distribution that its prefix
     determines."""
     p = random_tables(3, 4, seed=1, sharpness=1.5)
     q = random_tables(3, 4, seed=2, sharpness=1.5, near=p, distance=0.7)
@@ -182,9 +185,9 @@ def test_block_verification_emits_the_same_and_accepts_more() -> None:
         rule.output_distribution(a.double(), b.double(), torch.ones(len(a), dtype=torch.int64)) for a, b in zip(p, q)
     ]
     steps = []
-    for way in (TokenWise(), BlockVerification()):
+    for verification in (TokenWise(), BlockVerification()):
         drafter = TabularDrafter(q, chain_paths(4))
-        config = DecoderConfig(TabularTarget(p), drafter, rule, Sampling(), verification=way)
+        config = DecoderConfig(TabularTarget(p), drafter, rule, Sampling(), verification=verification)
         out = decode(config, None, tiny.rng(20_000))
         assert tiny.fit(codes(out.tokens, 3), sequence_probs(emitted)) > 1e-4
         assert tiny.fit(codes(out.tokens, 3), sequence_probs(p)) < 1e-6
@@ -194,7 +197,7 @@ def test_block_verification_emits_the_same_and_accepts_more() -> None:
 
 def test_selected_siblings_are_relaxed_against_what_the_selection_proposes() -> None:
     """With the same s at all depths, drafts that reach the end, and always the best of two siblings, every token has
-    the distribution clip(b, low p, high p), b that of the best of two."""
+    the distribution clip(b, low p, high p), b the distribution of the best of two."""
     p = random_tables(3, 3, seed=1, sharpness=1.5)
     q = random_tables(3, 3, seed=2, sharpness=1.5, near=p, distance=0.7)
     rule, emitted, steps = Band(0.5, 0.0, 3), [], []
@@ -202,36 +205,36 @@ def test_selected_siblings_are_relaxed_against_what_the_selection_proposes() -> 
         best = best_of(b, (a / b).argsort(), torch.full((len(a), 1), 2), 2)
         emitted.append(rule.output_distribution(a.double(), best.double(), torch.ones(len(a), dtype=torch.int64)))
     drafter = TabularDrafter(q, parse("2-2-2"), replacement=True)
-    for way, some in ((Selected(1.0), rule), (Selected(), rule), (Selected(), exact())):
-        config = DecoderConfig(TabularTarget(p), drafter, some, Sampling(), verification=way)
+    for verification, node_rule in ((Selected(1.0), rule), (Selected(), rule), (Selected(), exact())):
+        config = DecoderConfig(TabularTarget(p), drafter, node_rule, Sampling(), verification=verification)
         out = decode(config, None, tiny.rng(20_000))
         steps.append(out.steps.float().mean())
-        if way.select:
+        if verification.select:
             assert tiny.fit(codes(out.tokens, 3), sequence_probs(emitted)) > 1e-4
-        assert (tiny.fit(codes(out.tokens, 3), sequence_probs(p)) < 1e-6) == (some is rule)
+        assert (tiny.fit(codes(out.tokens, 3), sequence_probs(p)) < 1e-6) == (node_rule is rule)
     assert steps[1] < 0.99 * steps[2]
 
 
 def test_selection_of_bands_agrees_with_block_and_exact() -> None:
-    """On a chain with block verification; without strength with the exact rule, bit for bit."""
+    """Equal to block verification on a chain; bit for bit equal to the exact rule at strength 0."""
     rows, size = 200, 9
     step = torch.zeros(rows, dtype=torch.int64)
 
-    def verdict(paths: str | list[tuple[int, ...]], way: Verification, rule: Rule) -> VerificationResult:
+    def verdict(paths: str | list[tuple[int, ...]], verification: Verification, rule: Rule) -> VerificationResult:
         tree, g = build(parse(paths)), torch.Generator().manual_seed(0)
         p = nodes(rows * tree.nodes, size, torch.float32)[0].view(rows, tree.nodes, size)
         q = nodes(rows * tree.inner.shape[1], size, torch.float32)[1].view(rows, -1, size)
         above = q[:, tree.slot[0, tree.parent[0]]].flatten(0, 1)
         tokens = torch.multinomial(above, 1, generator=g).view(rows, -1)
         draft = Draft(tree, tokens, q, torch.ones(rows, tree.nodes, dtype=torch.bool), replacement=True)
-        return way.verify(p, draft, rule, tiny.rng(rows), step)
+        return verification.verify(p, draft, rule, tiny.rng(rows), step)
 
     pairs = (
         (chain_paths(4), (BlockVerification(), Band(0.5, 0.5, 4)), (Selected(), Band(0.5, 0.5, 4))),
         ("2-2-1", (Selected(), exact()), (Selected(), Band(0.0, 0.5, 3))),
     )
-    for paths, one, other in pairs:
-        a, b = verdict(paths, *one), verdict(paths, *other)
+    for paths, verification, other in pairs:
+        a, b = verdict(paths, *verification), verdict(paths, *other)
         assert torch.equal(a.path, b.path)
         assert torch.equal(a.tokens, b.tokens)
         assert torch.equal(a.first, b.first)
@@ -239,16 +242,17 @@ def test_selection_of_bands_agrees_with_block_and_exact() -> None:
 
 
 @pytest.mark.parametrize(("strength", "decay", "window"), [(0.5, 0.5, 2), (1.0, 0.0, 3), (0.3, 0.9, 1)])
-def test_sequences_are_those_of_the_enumeration(strength: float, decay: float, window: int) -> None:
-    """The audit's own enumeration; and the real loop: its counts of 8 sequences are a sample of that distribution."""
+def test_sequences_match_the_enumeration(strength: float, decay: float, window: int) -> None:
+    """Against the audit's own enumeration; and the counts of 8 sequences from the real loop are a sample of that
+    distribution."""
     p = random_tables(2, 3, seed=1, sharpness=1.5)
     q = random_tables(2, 3, seed=2, sharpness=1.5, near=p, distance=0.7)
     wanted = enumerated(p, q, strength, decay, window)
     rule = Band(strength, decay, window)
-    found = theorem.chain_statistics(p, q, rule, window)
-    assert float((found.probs - wanted).abs().max()) < 1e-6
+    computed = theorem.chain_statistics(p, q, rule, window)
+    assert float((computed.probs - wanted).abs().max()) < 1e-6
     off = 0.5 * float((wanted - sequence_probs(p)).abs().sum())
-    assert 0.01 < off <= found.bound + 1e-6
+    assert 0.01 < off <= computed.bound + 1e-6
     samples = 20_000
     config = DecoderConfig(TabularTarget(p), TabularDrafter(q, chain_paths(window)), rule, Sampling())
     tokens = decode(config, None, tiny.rng(samples)).tokens

@@ -1,4 +1,4 @@
-"""Benchmarks of steps: the parts add up, the floors are what the shapes say, a forced length is what it says."""
+"""Benchmarks of steps: the parts add up, the floors follow from the shapes, and a forced length is reached."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SMALL = ("model=llamagen_xl", "reduced=true", "weights=random", "device=cpu", "d
 TREE = "[[0],[1],[0,0],[0,1],[1,0],[1,0,0]]"  # the deepest path is not the first one
 
 
-def test_a_clock_adds_up_what_lies_between_its_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_adds_up_the_times_between_its_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 1.0, 3.0, 7.0, 10.0, 10.5])
     monkeypatch.setattr(clocks.time, "perf_counter", lambda: next(now))
     clock = Clock(torch.device("cpu"))
@@ -92,8 +92,8 @@ def test_a_forced_length_is_reached_with_tokens_of_the_draft(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["tree", "eagle2", "window_tree"])
 @torch.inference_mode()
-def test_what_is_forced_is_a_path_of_the_draft(name: str) -> None:
-    """From the root down, each node the child of the one before, and its tokens."""
+def test_the_forced_tokens_are_a_path_of_the_draft(name: str) -> None:
+    """A path from the root, each node a child of the node before, with its tokens."""
     forced, shown = ForcedLength(2.6), []
 
     def override(verdict: VerificationResult, draft: Draft, step: Tensor) -> VerificationResult:
@@ -124,7 +124,7 @@ def test_a_clock_changes_no_token_and_every_part_is_timed() -> None:
     clock = Clock(torch.device("cpu"))
     with_clock, without = started("tree", 2, clock=clock), started("tree", 2)
     for decoding in (with_clock, without):
-        finished(lambda one=decoding: one, decoding.rng, Eager())
+        finished(lambda timed=decoding: timed, decoding.rng, Eager())
     assert torch.equal(with_clock.history, without.history)
     steps = clock.seconds()
     assert len(steps) >= int(with_clock.steps.max())
@@ -140,7 +140,7 @@ def test_floors_are_what_the_shapes_say() -> None:
     assert floor.of_cache(target, rows=6, context=10) == 4 * 2 * layers * 6 * dim * 10
     assert floor.operations(target, rows=6, context=10) == 6 * (2 * weights + 4 * layers * dim * 10)
     eagle = Eagle(tiny.eagle(target), chain_paths(4))
-    first = block - dim  # EAGLE's layer lacks its first norm
+    first = block - dim  # EAGLE's layer has no first norm
     assert floor.of_drafts(eagle, target) == 4 * 4 * (2 * dim * dim + dim + first + vocab * dim)
     spatial = Spatial(tiny.spatial(target), 8, 2, 1, 1)  # two heads to the right and one below
     assert floor.of_drafts(spatial, target) == 4 * (3 * (2 * dim * dim + dim + 3 * dim * (dim // 4)) + vocab * dim)
@@ -178,7 +178,7 @@ def test_a_row_is_printed_and_kept(call: Call, tmp_path: Path) -> None:
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Engines that record: on the CPU the recorder runs the work itself. The list holds what was recorded."""
+    """Engines that record: on the CPU the recorder runs the work itself. The list has the recorded functions."""
     works: list[Any] = []
 
     def recorder(functions: Mapping[str, Action], device: torch.device) -> list[Action]:
@@ -190,13 +190,13 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_one_state_is_held_at_a_time(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keys and values of a 7B model's image take gigabytes, and three of them were held."""
-    made: list[weakref.ref[Decoding]] = []
+    """The keys and values of a 7B model's image take gigabytes, and three of them used to be in memory."""
+    references: list[weakref.ref[Decoding]] = []
     most, initial = [], Decoding.__init__
 
     def counted(self: Decoding, *args: Any, **kwargs: Any) -> None:
-        made.append(weakref.ref(self))
-        most.append(sum(one() is not None for one in made))
+        references.append(weakref.ref(self))
+        most.append(sum(reference() is not None for reference in references))
         initial(self, *args, **kwargs)
 
     monkeypatch.setattr(Decoding, "__init__", counted)
@@ -211,7 +211,7 @@ def test_one_state_is_held_at_a_time(call: Call, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_cache_takes_memory_as_it_fills() -> None:
-    """That of Lumina-mGPT 2's image is 10 GB, of which a step early in it writes little."""
+    """The cache of Lumina-mGPT 2's image is 10 GB, and an early step writes only a small part of it."""
     dtype = torch.bfloat16
     status = Path("/proc/self/status")
     if not status.exists():
@@ -225,15 +225,15 @@ def test_a_cache_takes_memory_as_it_fills() -> None:
     cache = ops.KVCache(2, 2, 4, 65536, 64, torch.zeros(1, dtype=dtype))
     size = 2 * cache.k.numel() * cache.k.element_size()
     k = torch.ones(2, 4, 3, 64, dtype=dtype)
-    held, _ = cache.write(1, torch.tensor([[5, 6, 65535]] * 2), k, 2 * k)
+    keys, _ = cache.write(1, torch.tensor([[5, 6, 65535]] * 2), k, 2 * k)
     assert own() - before < size / 8
     assert size >= 2**28
-    assert held[:, :, :8].sum() == 2 * 2 * 4 * 64  # the rest are zeros
+    assert keys[:, :, :8].sum() == 2 * 2 * 4 * 64  # the rest are zeros
     assert cache.v[1, :, :, 65535].eq(2).all()
     assert cache.k[0].count_nonzero() == 0
-    for one in (cache.k, cache.v):
-        assert one.data_ptr() % 64 == 0
-        assert one.is_contiguous()
+    for side in (cache.k, cache.v):
+        assert side.data_ptr() % 64 == 0
+        assert side.is_contiguous()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -242,12 +242,12 @@ def test_a_cache_keeps_what_an_accepted_path_wrote(dtype: torch.dtype) -> None:
     drafted = torch.arange(1.5, 6.5, dtype=dtype)[None, None, :, None]
     cache.write(0, torch.arange(2, 7)[None], drafted, -drafted)
     cache.keep(torch.tensor([[2, 4]]), torch.tensor([2]), torch.tensor([1]), 1)
-    for held, sign in ((cache.k, 1), (cache.v, -1)):
-        assert held.flatten()[:5].tolist() == [0, 0, 1.5 * sign, 3.5 * sign, 5.5 * sign]
+    for stored, sign in ((cache.k, 1), (cache.v, -1)):
+        assert stored.flatten()[:5].tolist() == [0, 0, 1.5 * sign, 3.5 * sign, 5.5 * sign]
 
 
 def test_recorded_steps_are_timed_as_a_whole(call: Call, recorded: list[Any]) -> None:
-    """They run in place and are reported, each next to the floor of what it reads."""
+    """They run in place and are reported, each next to the floor of the bytes that it reads."""
     code, out, err = call("bench", *SMALL, "method=sjd", "window=3", "bench.nodes=1", "bench.images=0")
     assert (code, err) == (0, "")
     shown = json.loads(out.splitlines()[-1])
@@ -260,7 +260,7 @@ def test_recorded_steps_are_timed_as_a_whole(call: Call, recorded: list[Any]) ->
 
 
 def test_passes_by_number_of_nodes_are_recorded_as_steps_are(call: Call, recorded: list[Any]) -> None:
-    """Kernel by kernel the host is slower than the device, and 32 nodes would seem to cost what one costs."""
+    """Started kernel by kernel, the host is slower than the device, and 32 nodes would seem to cost as much as one."""
     words = (*SMALL, "method=vanilla", "bench.images=0")
     row = json.loads(call("bench", *words, "bench.nodes=1")[1].splitlines()[-1])
     before = len(recorded)
@@ -272,7 +272,7 @@ def test_passes_by_number_of_nodes_are_recorded_as_steps_are(call: Call, recorde
 
 
 def test_rows_of_older_versions_stay_readable() -> None:
-    """The committed rows lack the newest columns."""
+    """The committed rows do not have the newest columns."""
     files = sorted((Path(__file__).parents[1] / "results" / "bench").glob("*.csv"))
     rows = [row for file in files for row in ROWS.read(file)]
     assert rows
@@ -280,12 +280,12 @@ def test_rows_of_older_versions_stay_readable() -> None:
 
 
 def spread(median: float, width: float) -> list[float]:
-    """Twenty-one times around a median, whose middle half is `width` wide."""
+    """Twenty-one times around a median; the middle half is `width` wide."""
     return [median + width * (i / 11) for i in range(-10, 11)]
 
 
 def test_two_measurements_of_one_node_agree_within_their_noise() -> None:
-    """The committed row that did not: 3.34 ms in a step and 5.39 ms alone."""
+    """A committed row once had 3.34 ms in a step and 5.39 ms alone."""
     committed = Bases(spread(3.34e-3, 1e-4), spread(5.39e-3, 1e-4))
     assert committed.difference == pytest.approx(5.39 / 3.34 - 1)
     assert not committed.agree
@@ -305,7 +305,7 @@ def test_two_measurements_of_one_node_agree_within_their_noise() -> None:
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
-    """What passes over one node take alone, one list after the other; a pass in a step takes a second."""
+    """The times of passes over one node alone, one list after the other; a pass in a step takes a second."""
     times: list[list[float]] = []
 
     def passes(pipeline: Any, conditioning: Any, rows: int, tree: Any, *_: Any) -> list[float]:
@@ -332,7 +332,7 @@ def test_a_disturbed_benchmark_is_measured_again(call: Call, alone: list[list[fl
 
 
 def test_a_benchmark_that_never_agrees_has_no_row(call: Call, alone: list[list[float]], tmp_path: Path) -> None:
-    """The other jobs of the grid have theirs."""
+    """The other jobs of the grid have their rows."""
     alone += [BUSY] * ATTEMPTS + [QUIET]
     code, out, err = call("bench", "-m", *CHECKED, "method=vanilla,sjd", "out=mine.csv")
     assert (code, alone) == (1, [])
@@ -365,7 +365,7 @@ def test_a_grid_adds_a_row_a_job(call: Call, tmp_path: Path) -> None:
 
 
 def test_vectors_are_timed_with_their_diffusion_steps(call: Call) -> None:
-    """In any number format: in bfloat16 half as many bytes are read."""
+    """In any number format: bfloat16 reads half as many bytes."""
     words = ("model=mar_b", "reduced=true", "weights=random", "device=cpu", "method=cspd", "gamma=2")
     read = {}
     for dtype in ("float32", "bfloat16"):
@@ -393,17 +393,17 @@ def test_bad_words_cost_one_sentence(call: Call, tmp_path: Path) -> None:
         (("model=mar_b", "method=cspd", "forced_accept=2"), "forced_accept= needs discrete tokens"),
         (("out=foreign.csv",), "foreign.csv is not a file of benchmarks (it has a column mine)"),
     ):
-        given = {word.split("=")[0] for word in words}
-        start = [word for word in SMALL if word.split("=")[0] not in given]
-        method = [] if "method" in given or "window=3,4" not in words else ["method=sjd"]
+        names = {word.split("=")[0] for word in words}
+        start = [word for word in SMALL if word.split("=")[0] not in names]
+        method = [] if "method" in names or "window=3,4" not in words else ["method=sjd"]
         code, out, err = call("bench", *start, *method, *words)
         assert (code, out) == (2, ""), words
         assert message in err
         assert err.count("\n") == 1, words
 
 
-def test_the_benchmarks_of_a_gpu_are_commands_that_there_are(tmp_path: Path) -> None:
-    """scripts/bench_gpu.sh, with a command instead of specbench that only notes its arguments."""
+def test_the_benchmarks_of_a_gpu_are_existing_commands(tmp_path: Path) -> None:
+    """scripts/bench_gpu.sh, with a command instead of specbench that only writes down its arguments."""
     noted = tmp_path / "noted"
     command = tmp_path / "specbench"
     command.write_text(f'#!/bin/sh\necho "$@" >> {noted}\n')
@@ -428,7 +428,7 @@ def test_the_benchmarks_of_a_gpu_are_commands_that_there_are(tmp_path: Path) -> 
 
 
 def test_a_numbered_device_becomes_the_current_one(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streams, events, recordings and Triton's kernels are made on the current device."""
+    """Streams, events, recordings and Triton's kernels are created on the current device."""
     chosen: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -464,28 +464,29 @@ def test_fused_kernels_take_the_tiles_of_this_device(monkeypatch: pytest.MonkeyP
 
 
 def test_tiles_are_tuned_for_the_passes_of_a_method() -> None:
-    """Of a tree with two, three and one nodes by level, of seven in all, and of the numbers of nodes that are asked
-    for, over two sequences."""
+    """For a tree with two, three and one nodes per level, for all seven nodes, and for the requested numbers of nodes,
+    each over two sequences."""
     tuned: list[Any] = []
-    kernels = SimpleNamespace(tune=lambda *given: tuned.append(given))
+    kernels = SimpleNamespace(tune=lambda *arguments: tuned.append(arguments))
     drafter, target = (
         SimpleNamespace(shape=DraftShape(build(parse(TREE)))),
         SimpleNamespace(layers=["a block"], width=9, order=None),
     )
-    given: Any = SimpleNamespace(
+    arguments: Any = SimpleNamespace(
         engine=SimpleNamespace(kernels=kernels),
         config=SimpleNamespace(drafter=drafter, target=target),
         model=SimpleNamespace(target=target),
     )
-    measure._tune(given, (1, 16), 2, 70)
+    measure._tune(arguments, (1, 16), 2, 70)
     assert tuned == [(["a block"], [1, 2, 3, 4, 7, 16], 2, 70)]
-    given.engine = Eager()
-    measure._tune(given, (1,), 2, 70)
+    arguments.engine = Eager()
+    measure._tune(arguments, (1,), 2, 70)
     assert len(tuned) == 1
 
 
-def test_passes_are_timed_apart_from_what_is_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of a chain of 4 has the target's pass and the drafter's four, each with the head; and they alone count."""
+def test_passes_are_timed_without_the_work_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of a chain of 4 has one pass of the target and four of the drafter, each with the head; only these are
+    counted."""
     ticks = itertools.count()
     monkeypatch.setattr(clocks.time, "perf_counter", lambda: float(next(ticks)))
     target = tiny.llamagen(side=4, vocab=11)

@@ -1,4 +1,5 @@
-"""What is too large, too long or no file is refused before any work; and names mean what a shell user expects."""
+"""Values that are too large or too long, and paths that are no files, are refused before any work; names mean what a
+shell user expects."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def picture(path: Path) -> None:
 
 
 def refused(call: Call, *words: str) -> str:
-    """The sentence of a command that is refused at once."""
+    """The message of a command that is refused at once."""
     began = time.monotonic()
     code, out, err = call(*words)
     assert (code, out) == (2, ""), err
@@ -42,7 +43,7 @@ def refused(call: Call, *words: str) -> str:
 
 
 def test_a_count_has_a_bound_that_is_named(call: Call) -> None:
-    """They took gigabytes, or ended in a traceback."""
+    """Such counts took gigabytes, or ended in a traceback."""
     picture(Path("pictures/0.png"))
     for words, limit in [
         ("run n=1000000000", PROMPTS),
@@ -81,11 +82,11 @@ def test_the_bounds_refuse_nothing_that_anyone_runs() -> None:
 
 def test_a_number_of_thousands_of_digits_costs_a_sentence(call: Call) -> None:
     for word in ["seed=" + "9" * 6000, "n=" + "9" * 400, "delta=" + "9" * 5000]:
-        assert "number of hundreds of digits" in refused(call, "run", word), word
+        assert "number with hundreds of digits" in refused(call, "run", word), word
 
 
 def test_an_image_has_fewer_tokens_than_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Told before any model is loaded."""
+    """Reported before any model is loaded."""
     for model, words, tokens in (
         ("llamagen_scenes", ["method=sjd", "window=257"], 256),
         ("llamagen_xl_512", ["method=sjd", "window=1025"], 1024),
@@ -134,7 +135,7 @@ def test_a_tree_of_a_million_paths_is_refused_as_a_word_and_as_a_list(call: Call
 
 @pytest.fixture
 def odd(tmp_path: Path) -> Path:
-    """A folder of things that are no file of prompts."""
+    """A folder of things that are not files of prompts."""
     os.mkfifo(tmp_path / "pipe.txt")
     (tmp_path / "folder.txt").mkdir()
     (tmp_path / "zero.txt").symlink_to("/dev/zero")
@@ -144,7 +145,7 @@ def odd(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_is_no_file_of_prompts_is_named_and_not_waited_for(call: Call, odd: Path) -> None:
+def test_a_path_that_is_no_file_of_prompts_is_named_at_once(call: Call, odd: Path) -> None:
     for name, sentence in [
         ("pipe.txt", "pipe.txt is a pipe or a device"),
         ("zero.txt", "zero.txt is a pipe or a device"),
@@ -188,27 +189,29 @@ NAMES = [
 
 
 def test_a_name_means_itself() -> None:
-    """The shell has taken its own quotes away, and Hydra's grammar used to read what is in them."""
+    """The shell removes its own quotes, and Hydra's grammar used to parse the text in them."""
     for name in NAMES:
         words = [f"prompts={name}.txt", f"out={name}", f"metrics_dir={name}/a", "n=1"]
-        for found in (
+        for matches in (
             configuration.compose(command_line.read(words)),
             configuration.grid(command_line.read(words), False)[0].cfg,
         ):
-            assert (found["prompts"], found["out"], found["metrics_dir"]) == (f"{name}.txt", name, f"{name}/a"), name
+            assert (matches["prompts"], matches["out"], matches["metrics_dir"]) == (f"{name}.txt", name, f"{name}/a"), (
+                name
+            )
 
 
 @pytest.mark.parametrize("name", ["größe, a=b [x] (1)", 'it\'s ${x} \\ "y"', "-~#*;"])
-def test_a_run_of_any_name_can_be_gone_on_with(
+def test_a_run_of_any_name_can_be_continued(
     name: str, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the command that is printed when it stops, by the same command and by `resume`."""
+    """By the command that is printed when it stops, by the same command, and by `resume`."""
     (tmp_path / f"{name}.txt").write_text("a cat\na dog\n")
     words = [*FAST, f"prompts={name}.txt", f"out={name}"]
     monkeypatch.setattr(run, "_load_pipeline", at(0, interrupt))
     code, _, err = call(*words)
     assert code == 130, err
-    again = shlex.split(err[err.index("to go on: ") + 10 :])  # as a shell would read it
+    again = shlex.split(err[err.index("to continue: ") + 13 :])  # as a shell would read it
     assert again[0] == "specbench"
     monkeypatch.setattr(run, "_load_pipeline", FakePipeline)
     assert call(*again[1:])[0] == 0
@@ -237,7 +240,7 @@ def test_quotes_that_are_there_stay() -> None:
         assert command_line.read(command_line.read([word])) == command_line.read([word]), word
 
 
-def test_what_is_quoted_is_read_back() -> None:
+def test_a_quoted_value_is_read_back() -> None:
     for name in [*NAMES, "a\\", "\\'", "a\\\\b", "a\\\\", " x "]:
         assert configuration.compose([f"out={command_line.quoted(name)}"])["out"] == name, name
 
@@ -246,7 +249,7 @@ def test_a_comma_of_a_grids_folder_is_no_sweep(call: Call, tmp_path: Path) -> No
     for name in ("one.txt", "two, too.txt"):
         (tmp_path / name).write_text("a cat\n")
     words = ("run", "-m", "metrics=none", "n=1", "baseline=false")
-    assert call(*words, "delta=1,2", "out=a,b [c]", "prompts=two (1).txt")[0] == 2  # there is none
+    assert call(*words, "delta=1,2", "out=a,b [c]", "prompts=two (1).txt")[0] == 2  # no such file exists
     assert call(*words, "delta=1,2", "out=a,b [c]", "prompts=one.txt")[0] == 0
     assert len(list((tmp_path / "a,b [c]").glob("*/row.csv"))) == 2
     assert call(*words, "prompts=one.txt,'two, too.txt'", "out=c")[0] == 0
@@ -256,7 +259,7 @@ def test_a_comma_of_a_grids_folder_is_no_sweep(call: Call, tmp_path: Path) -> No
 def test_paths_of_other_commands_mean_themselves(call: Call, tmp_path: Path) -> None:
     assert call("audit", "method=vanilla", "audit.samples=1000", "out=a, b [c].csv")[0] == 0
     assert (tmp_path / "a, b [c].csv").is_file()
-    assert "there is no folder d, e" in refused(call, "train", "drafter=eagle", "images=d, e")
+    assert "the folder d, e does not exist" in refused(call, "train", "drafter=eagle", "images=d, e")
     assert "data=coco2017 needs" in refused(call, "probe", "n=1", "data=coco2017", "data_dir=d, e [f]")
     picture(tmp_path / "pictures (1), [x]/0.png")
     (tmp_path / "my, 'own' = [prompts].tsv").write_text("id\tprompt\n0\ta cat\n")

@@ -26,10 +26,17 @@ from specbench.tables import report
 
 
 def image(index: int, per_step: list[int], **changes: Any) -> Record:
-    """The record of an image of 16 tokens in 4 rows, whose steps accepted so many draft tokens of five."""
-    own = 16 - sum(per_step)
-    values = {"tokens": 16, "steps": own, "drafted": 5 * own, "accepted": sum(per_step), "accepted_per_step": per_step}
-    values |= {"accepted_length": 16 / own, "id": str(index), "prompt": "word " * (index + 1)}
+    """The record of an image of 16 tokens in 4 rows. Each entry of `per_step` is the number of accepted draft tokens,
+    of five."""
+    rest = 16 - sum(per_step)
+    values = {
+        "tokens": 16,
+        "steps": rest,
+        "drafted": 5 * rest,
+        "accepted": sum(per_step),
+        "accepted_per_step": per_step,
+    }
+    values |= {"accepted_length": 16 / rest, "id": str(index), "prompt": "word " * (index + 1)}
     return replace(record(index), **(values | changes))
 
 
@@ -52,23 +59,23 @@ def of(rows: list[dict[str, Any]], by: str) -> dict[str, dict[str, Any]]:
 
 def test_groups_by_hand() -> None:
     kinds = ["b", "a", "b", "b"]
-    mine = [image(i, steps, category=kinds[i]) for i, steps in enumerate((DENSE, ROWS, PAIRS, ROWS))]
-    rows = breakdown(mine, [vanilla(i) for i in range(4)])
-    found = of(rows, "category")
-    assert list(found) == ["a", "b"]
-    assert (found["a"]["acceptance_rate"], found["a"]["step_compression"], found["a"]["speedup_step"]) == (
+    records = [image(i, steps, category=kinds[i]) for i, steps in enumerate((DENSE, ROWS, PAIRS, ROWS))]
+    rows = breakdown(records, [vanilla(i) for i in range(4)])
+    group = of(rows, "category")
+    assert list(group) == ["a", "b"]
+    assert (group["a"]["acceptance_rate"], group["a"]["step_compression"], group["a"]["speedup_step"]) == (
         12 / 20,
         4,
         4,
     )
-    assert found["a"]["step_compression_low"] is None  # one prompt has no spread
+    assert group["a"]["step_compression_low"] is None  # one prompt has no spread
     steps = np.array([7.0, 8.0, 4.0])
-    assert found["b"]["step_compression"] == 48 / steps.sum()
+    assert group["b"]["step_compression"] == 48 / steps.sum()
     # the delta method by hand for the logarithm, and t with two degrees of freedom
-    moved = 16 / found["b"]["step_compression"] - steps
+    moved = 16 / group["b"]["step_compression"] - steps
     half = np.sqrt(3 / 2 * np.square(moved).sum()) / steps.sum() * stats.t.ppf(0.975, 2)
-    bounds = [found["b"]["step_compression"] * np.exp(side * half) for side in (-1, 1)]
-    assert [found["b"][f"step_compression_{end}"] for end in ("low", "high")] == pytest.approx(bounds)
+    bounds = [group["b"]["step_compression"] * np.exp(side * half) for side in (-1, 1)]
+    assert [group["b"][f"step_compression_{end}"] for end in ("low", "high")] == pytest.approx(bounds)
     assert list(of(rows, "caption length")) == ["up to 2 words", "3 to 3 words", "4 words or more"]
     assert of(rows, "caption length")["up to 2 words"]["prompts"] == 2
     positions = of(rows, "position")
@@ -82,14 +89,14 @@ def test_images_of_one_prompt_count_once() -> None:
     """Twice the images of the same prompts give the same interval, and not a narrower one."""
     once = [image(i, steps, category="ab"[i % 2]) for i, steps in enumerate((DENSE, ROWS, PAIRS, ROWS, DENSE, PAIRS))]
     twice = once + [replace(r, index=r.index + 6) for r in once]
-    for one, two in zip(breakdown(once), breakdown(twice), strict=True):
-        assert two["images"] == 2 * one["images"]
-        assert {k: v for k, v in one.items() if k != "images"} == pytest.approx(
-            {k: v for k, v in two.items() if k != "images"}
+    for group, doubled in zip(breakdown(once), breakdown(twice), strict=True):
+        assert doubled["images"] == 2 * group["images"]
+        assert {k: v for k, v in group.items() if k != "images"} == pytest.approx(
+            {k: v for k, v in doubled.items() if k != "images"}
         )
 
 
-def test_what_is_the_same_for_all_is_left_out() -> None:
+def test_values_equal_for_all_are_left_out() -> None:
     same = [image(i, ROWS, prompt="one", category=None) for i in range(3)]
     assert {row["by"] for row in breakdown(same)} == {"position"}
     assert breakdown(same, raster=False) == []
@@ -105,15 +112,15 @@ def test_seconds_need_a_timing_that_holds() -> None:
         for i, s in enumerate(seconds)
     ]
     slow = [vanilla(i, decode_s=3.0, latency_s=3.0, timed=2 * i + 2) for i in range(8)]
-    found = of(breakdown(timed, slow), "category")
-    assert found["a"]["speedup_latency"] == 12 / sum(seconds[::2])
+    groups = of(breakdown(timed, slow), "category")
+    assert groups["a"]["speedup_latency"] == 12 / sum(seconds[::2])
     drifting = [replace(r, decode_s=3.0 + r.index) for r in slow]
     assert "speedup_latency" not in of(breakdown(timed, drifting), "category")["a"]
 
 
 def test_the_command_and_the_comparison(call: Call, folders: Folders, tmp_path: Path) -> None:
-    mine = [image(i, (DENSE, ROWS, PAIRS)[i % 3], category="ab"[i % 2]) for i in range(6)]
-    first = folders.make("first", mine, "method=sjd", baseline=[vanilla(i, category="ab"[i % 2]) for i in range(6)])
+    records = [image(i, (DENSE, ROWS, PAIRS)[i % 3], category="ab"[i % 2]) for i in range(6)]
+    first = folders.make("first", records, "method=sjd", baseline=[vanilla(i, category="ab"[i % 2]) for i in range(6)])
     folders.make("second", [image(i, ROWS, category="ab"[i % 2]) for i in range(6)], "method=sjd")
     code, out, _ = call("breakdown", "first", "second", "out=groups.csv")
     assert code == 0
@@ -123,9 +130,9 @@ def test_the_command_and_the_comparison(call: Call, folders: Folders, tmp_path: 
     assert {row["run_id"] for row in rows} == {"run-first", "run-second"}
     out = call("compare", "first", "second")[1]
     assert "By prompt and position; 95% intervals in brackets count a prompt once" in out
-    found = compare(passes.read(first), passes.read(str(tmp_path / "second"))).groups
+    groups = compare(passes.read(first), passes.read(str(tmp_path / "second"))).groups
     # of A, indices 0, 2 and 4 with 7, 8 and 4 steps, and 1, 3 and 5 with 4, 7 and 8; B has 4 each
-    assert [b["speedup_step"] for _, b in found if b["by"] == "category"] == [19 / 12, 19 / 12]
+    assert [b["speedup_step"] for _, b in groups if b["by"] == "category"] == [19 / 12, 19 / 12]
     assert call("breakdown")[0] == call("breakdown", "nowhere")[0] == 2
 
 
@@ -134,24 +141,24 @@ def test_damaged_and_served_records(folders: Folders) -> None:
     with pytest.raises(UsageError, match="the steps in its records are damaged"):
         of_pass(passes.read(folders.make("huge", huge)))
     served = [image(i, [], request_s=1.0, tokens=0, steps=0, accepted=0, drafted=0) for i in range(3)]
-    with pytest.raises(UsageError, match="a server does not tell its steps"):
+    with pytest.raises(UsageError, match="a server reports no steps"):
         of_pass(passes.read(folders.make("served", served)))
     assert breakdown(served) == []
 
 
 def test_the_report_shows_them(folders: Folders, tmp_path: Path) -> None:
-    mine = [image(i, (DENSE, ROWS)[i % 2], category="</script>"[: i % 2 + 1]) for i in range(4)]
-    folder = Path(folders.make("one", mine, "method=sjd", baseline=[vanilla(i) for i in range(3)]))
+    records = [image(i, (DENSE, ROWS)[i % 2], category="</script>"[: i % 2 + 1]) for i in range(4)]
+    folder = Path(folders.make("one", records, "method=sjd", baseline=[vanilla(i) for i in range(3)]))
     row = dict.fromkeys(ROW) | {"run_id": "run-one", "model": "llamagen_scenes", "method": "sjd", "drafter": "sjd"}
     (folder / "row.csv").write_text(to_csv([row]))
-    found = report.gather([folder], [], 0)
-    groups = found.groups["run-one"]
+    gathered = report.gather([folder], [], 0)
+    groups = gathered.groups["run-one"]
     assert {row["group"] for row in groups if row["by"] == "category"} == {"<", "</"}
     assert {row["images"] for row in groups if row["by"] == "position"} == {3}  # with a baseline
-    [shown] = report.page_data(found)["rows"]
+    [shown] = report.page_data(gathered)["rows"]
     assert shown["groups"] == groups
-    assert "</script>[" not in report.page(found)
-    for name in ("baseline.jsonl", "records.jsonl"):  # what is damaged is left out
+    assert "</script>[" not in report.page(gathered)
+    for name in ("baseline.jsonl", "records.jsonl"):  # damaged lines are left out
         (folder / name).write_text("not a record\n")
         assert report.gather([folder], [], 0).groups == {}
 
@@ -163,24 +170,25 @@ def test_categories_of_data(folders: Folders, tmp_path: Path) -> None:
     [tagged] = data.load({"data": "scenes_geneval", "n": 1, "seed": 0})
     assert tagged.kind == "single_object"
     (tmp_path / "mine.csv").write_text("prompt,category\none,a\ntwo,b\n")
-    mine = data.load({"data": "prompts", "prompts": str(tmp_path / "mine.csv"), "n": None, "seed": 0})
-    assert [item.kind for item in mine] == ["a", "b"]
-    # older records have those of the data set, where it still has the prompts
+    items = data.load({"data": "prompts", "prompts": str(tmp_path / "mine.csv"), "n": None, "seed": 0})
+    assert [item.kind for item in items] == ["a", "b"]
+    # older records get the categories of the data set, if it still has the prompts
     items = data.load({"data": "scenes", "split": "validation", "n": 8})
     older = [image(i, ROWS, prompt=item.prompt, id=item.id) for i, item in enumerate(items)]
-    found = of(of_pass(passes.read(folders.make("old", older, "method=sjd"))), "category")
-    assert set(found) == {item.kind for item in items}
+    groups = of(of_pass(passes.read(folders.make("old", older, "method=sjd"))), "category")
+    assert set(groups) == {item.kind for item in items}
     other = [replace(r, prompt="else") for r in older]
     assert not of(of_pass(passes.read(folders.make("other", other, "method=sjd"))), "category")
 
 
 def test_intervals_stay_where_the_statistic_can_be() -> None:
-    """A share in [0, 1], a ratio above 0, whatever few and unequal prompts there are, and the value inside."""
+    """The interval of a share is in [0, 1], and of a ratio above 0, also with few and unequal prompts; the value is
+    inside."""
     rng = np.random.default_rng(0)
     for _ in range(200):
         steps = [[int(n) for n in rng.choice([0, 1, 5], size, p=rng.dirichlet([0.3] * 3))] for size in (2, 2, 2, 2)]
-        mine = [image(i, per_step, category="ab"[i % 2]) for i, per_step in enumerate(steps)]
-        for row in of(breakdown(mine, [vanilla(i) for i in range(4)]), "category").values():
+        records = [image(i, per_step, category="ab"[i % 2]) for i, per_step in enumerate(steps)]
+        for row in of(breakdown(records, [vanilla(i) for i in range(4)]), "category").values():
             for name, top in (("acceptance_rate", 1), ("step_compression", np.inf), ("speedup_step", np.inf)):
                 low, high = row[f"{name}_low"], row[f"{name}_high"]
                 assert 0 <= low <= row[name] <= high <= top
@@ -188,7 +196,7 @@ def test_intervals_stay_where_the_statistic_can_be() -> None:
 
 
 def test_the_interval_of_a_share_is_wilsons() -> None:
-    """Its ends are where |p - q| is t standard errors of q, sqrt(q (1 - q) / n)."""
+    """At its ends |p - q| is t standard errors of q, sqrt(q (1 - q) / n)."""
     p, stderr, prompts = 0.1, 0.06, 4
     t, n = stats.t.ppf(0.975, 3), p * (1 - p) / stderr**2
     low, high = interval(p, stderr, prompts, True)
@@ -203,12 +211,12 @@ def test_the_interval_of_a_share_is_wilsons() -> None:
 
 
 def test_the_interval_of_a_share_covers_it() -> None:
-    """1,000 samples of 8 prompts, each of 200 tokens, whose shares vary by prompt as beta variables do: the interval
-    holds p in 95 % of them, within 4 sqrt(0.95 * 0.05 / 1000) = 2.8 % from below, and 1.5 % less for so few prompts of
-    a skewed share."""
+    """1,000 samples of 8 prompts with 200 tokens each, whose shares vary by prompt as beta variables. The interval
+    covers p in 95 % of them, with a tolerance of 4 sqrt(0.95 * 0.05 / 1000) = 2.8 % below, and 1.5 % less for so few
+    prompts of a skewed share."""
     for p, between in ((0.03, 0.03), (0.5, 0.1)):
         rng, size = np.random.default_rng(1), p * (1 - p) / between**2 - 1
         shares = rng.binomial(200, rng.beta(p * size, (1 - p) * size, (1000, 8)))
-        found = [summary.ratio(one.tolist(), [200] * 8) for one in shares]
-        inside = [interval(e.value or 0.0, e.stderr or 0.0, 8, True) for e in found]
+        intervals = [summary.ratio(counts.tolist(), [200] * 8) for counts in shares]
+        inside = [interval(e.value or 0.0, e.stderr or 0.0, 8, True) for e in intervals]
         assert sum(low <= p <= high for low, high in inside) >= 907, p

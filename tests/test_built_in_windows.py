@@ -1,4 +1,5 @@
-"""The Jacobi modes of Lumina-mGPT 2 and SimpleAR, by hand. Against recorded runs of their codes: test_models."""
+"""The Jacobi modes of Lumina-mGPT 2 and SimpleAR, computed by hand. test_models compares them with recorded runs of
+their codes."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from specbench.decoding.sampling import Sampling
 
 
 def test_the_residual_by_hand() -> None:
-    """Where q is below p the exact residual has no mass; here it has the target's. Log p = -0.69, -1.20, -1.61 has the
-    root mean square 1.23, and of 0.97 .. 0.01 one of 3.26, so that nothing but the first token stays."""
+    """Where q is below p the exact residual has no mass; here it has the target's mass. Log p = -0.69, -1.20, -1.61 has
+    the root mean square 1.23, and log p of 0.97 .. 0.01 has 3.26, so that only the first token stays."""
     r, q = torch.tensor([[0.5, 0.3, 0.2], [0.97, 0.02, 0.01]]), torch.tensor([[0.2, 0.5, 0.3], [0.2, 0.4, 0.4]])
     depth, token = torch.ones(2, dtype=torch.int64), torch.tensor([1, 1])
     target, vanilla = Redraw(), Redraw("vanilla")
@@ -28,14 +29,14 @@ def test_the_residual_by_hand() -> None:
     again = Redraw("target", 1.0).residual(r, q, token, depth)
     assert again[0].tolist() == pytest.approx([0.5, 0.3, 0.2])
     assert again[1].tolist() == [1, 0, 0]
-    # what is emitted: 0.2 stay of the first token, 0.3 and 0.2 of the others, and 0.3 are drawn again from r
+    # the emitted tokens: 0.2 stay of the first token, 0.3 and 0.2 of the others, and 0.3 are drawn again from r
     torch.testing.assert_close(target.output_distribution(r[:1], q[:1], depth[:1]), torch.tensor([[0.35, 0.39, 0.26]]))
 
 
 @torch.inference_mode()
 def test_the_greedy_opening_by_hand() -> None:
-    """The first token is the most probable one; the second is that of the distribution after token 0 at every
-    position, whatever the first one was."""
+    """The first token is the most probable one. The second is the most probable one after token 0 at every position,
+    whatever the first token was."""
     tables = random_tables(4, 12, 3, order=1)
     steps = Decoding(
         DecoderConfig(TabularTarget(tables), BuiltIn(11, "greedy"), exact(), Sampling()), None, tiny.rng(60)
@@ -77,7 +78,7 @@ def test_a_window_ends_before_the_plain_positions() -> None:
 
 @pytest.mark.parametrize("variant", ["lumina_mgpt2", "simplear"])
 def test_the_audit_refutes_both(variant: str) -> None:
-    """With the exact rule and without the greedy opening the windows are lossless."""
+    """With the exact rule and without the greedy opening, the windows are lossless."""
     model, words = models.built_in("v2t10"), f"method=jacobi_built_in variant={variant} window=4 plain_from=-2"
     assert tiny.verdict(words, model, 4000) == "not lossless"
     assert tiny.verdict(f"{words} rule=exact opening=random", model, 4000) != "not lossless"

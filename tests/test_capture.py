@@ -1,4 +1,4 @@
-"""Every step can be recorded as a CUDA graph: found on fake CUDA tensors, without a device."""
+"""Every step can be recorded as a CUDA graph: tested on fake CUDA tensors, without a device."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ TOKEN = TokenWise()
 
 @pytest.fixture(autouse=True)
 def few_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every halving of a bisection starts the same operations: two tell what twenty do. Emitted distributions are sums
-    over one rejected token and, as with real vocabularies, averages over draws of two."""
+    """Every halving of a bisection starts the same operations, so two halvings show as much as twenty. Emitted
+    distributions are sums over one rejected token and, as with real vocabularies, averages over two draws."""
     monkeypatch.setattr(band, "_PRECISION", 0.25)
     monkeypatch.setattr(emitted, "_EXACT", tiny.VOCAB)
 
@@ -58,10 +58,10 @@ SAMPLINGS = {
 
 
 def llamagen() -> tuple[Any, Any]:
-    """A target of one layer, and what two images are conditioned on."""
-    target, given = tiny.llamagen(side=4), tiny.prompts(2)
+    """A target of one layer, and the conditioning of two images."""
+    target, conditioning = tiny.llamagen(side=4), tiny.prompts(2)
     target.layers = target.layers[:1]
-    return target, given
+    return target, conditioning
 
 
 def unified() -> tuple[Any, Any]:
@@ -72,18 +72,18 @@ def unified() -> tuple[Any, Any]:
     return Unified(UnifiedConfig(32, 1, 2, 2, 48, 8, qk_norm=2), image), Prompts(ids, valid, ids, valid)
 
 
-def traced_before(found: Lint) -> BlockCall:
-    """Blocks that `torch.compile` traces, as a whole, in the round before a recording. It cannot while a lint watches:
-    then they are executed operation by operation."""
+def traced_before(lint: Lint) -> BlockCall:
+    """Blocks that `torch.compile` traces as a whole, in the round before a recording. It cannot trace under a lint:
+    then they run operation by operation."""
     traced = torch.compile(call_block, backend="eager", fullgraph=True, dynamic=False)
-    return lambda *given: (call_block if found.on else traced)(*given)
+    return lambda *arguments: (call_block if lint.on else traced)(*arguments)
 
 
 class Case:
     """A drafter, as `test_engine.DRAFTERS` names it, and a target, both on fake CUDA tensors."""
 
     def __init__(self, name: str, engine: str, make: Callable[[], tuple[Any, Any]] = llamagen) -> None:
-        self.engine, (self.target, self.given) = engine, make()
+        self.engine, (self.target, self.conditioning) = engine, make()
         self.drafter = test_engine.DRAFTERS[name](self.target)
         self.target = tiny.read_by(self.target, self.drafter)
         self.kept: dict[str, Any] = {}
@@ -93,7 +93,7 @@ class Case:
         self._fake.__enter__()
         moved(self.target)
         moved_drafter(self.drafter)
-        self.given = type(self.given)(*(x.to("cuda") for x in vars(self.given).values()))
+        self.conditioning = type(self.conditioning)(*(x.to("cuda") for x in vars(self.conditioning).values()))
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -107,23 +107,23 @@ class Case:
         again: bool = False,
         way: Verification = TOKEN,
     ) -> Counter[str]:
-        """What a recorded step of two images does that no graph can hold. again: the passes of the networks give what
-        they gave last time, so that all but them is looked at."""
-        found = Lint()
+        """The operations of a recorded step of two images that a graph cannot record. again: the networks' passes
+        return their last results, so that only the rest is checked."""
+        lint = Lint()
         kernels = FusedKernels() if self.engine == "triton" else None
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(launch, "start", found.start)
+            patch.setattr(launch, "start", lint.start)
             config = DecoderConfig(self.target, self.drafter, rule, sampling, verification=way, emitted_draws=2)
-            decoding = kind(config, self.given, RandomStreams([(0, 0), (0, 1)], "cuda"), kernels=kernels)
+            decoding = kind(config, self.conditioning, RandomStreams([(0, 0), (0, 1)], "cuda"), kernels=kernels)
             for owner, name in ((decoding.session, "forward"), (self.drafter, "propose")):
                 patch.setattr(owner, name, self._kept(name, getattr(owner, name), again), raising=False)
             if self.engine == "eager":
-                found.record({"a step": decoding.step, "its statistics": decoding.record_stats}, decoding.state.device)
+                lint.record({"a step": decoding.step, "its statistics": decoding.record_stats}, decoding.state.device)
             else:
-                compiled = compiling(found.record, lambda: traced_before(found))
-                Graphs(compiled if self.engine == "compiled" else found.record, kernels).begin(decoding)
-        assert found.operations > 30 or found.found
-        return found.found
+                compiled = compiling(lint.record, lambda: traced_before(lint))
+                Graphs(compiled if self.engine == "compiled" else lint.record, kernels).begin(decoding)
+        assert lint.operations > 30 or lint.faults
+        return lint.faults
 
     def _kept(self, name: str, call: Callable[..., Any], again: bool) -> Callable[..., Any]:
         def called(*args: Any) -> Any:
@@ -150,16 +150,16 @@ COMPILED = ("none", "tree", "sjd")
     [*itertools.product(test_engine.DRAFTERS, ("graph", "triton")), *((name, "compiled") for name in COMPILED)],
 )
 def test_a_step_can_be_recorded(name: str, engine: str) -> None:
-    """With the exact rule; and drafts of each kind with every rule that the engine's kernels know, or with plain
-    tensors every rule. (engine=compiled verifies as engine=graph does.)"""
+    """All drafters with the exact rule; drafts of each kind with every rule that the engine's kernels know, or with
+    every rule on plain tensors. (engine=compiled verifies as engine=graph does.)"""
     others = name in KINDS and engine != "compiled"
     rules = {rule: make() for rule, make in test_engine.RULES.items() if rule != "exact" and others}
     with Case(name, engine) as case:
-        found = {"exact": case.lint(exact())}
-        for rule, one in rules.items():
-            if engine == "graph" or one.relaxation() is not None:
-                found[rule] = case.lint(one, again=True)
-    assert not {rule: dict(some) for rule, some in found.items() if some}
+        reads = {"exact": case.lint(exact())}
+        for rule, built in rules.items():
+            if engine == "graph" or built.relaxation() is not None:
+                reads[rule] = case.lint(built, again=True)
+    assert not {rule: dict(counts) for rule, counts in reads.items() if counts}
 
 
 def test_every_rule_sees_every_kind_of_draft() -> None:
@@ -198,8 +198,8 @@ def test_a_step_of_other_verification_can_be_recorded(name: str, way: Verificati
 )
 def test_a_step_of_other_sampling_can_be_recorded(name: str, engine: str) -> None:
     with Case(name, engine) as case:
-        found = {which: case.lint(exact(), sampling) for which, sampling in SAMPLINGS.items()}
-    assert not {which: dict(some) for which, some in found.items() if some}
+        reads = {which: case.lint(exact(), sampling) for which, sampling in SAMPLINGS.items()}
+    assert not {which: dict(counts) for which, counts in reads.items() if counts}
 
 
 @pytest.mark.parametrize(("name", "engine"), [("none", "graph"), ("tree", "triton"), ("sjd_vertical", "triton")])
@@ -209,7 +209,7 @@ def test_a_step_of_a_target_with_a_grammar_can_be_recorded(name: str, engine: st
 
 
 def planted(fault: Callable[[Decoding], Any]) -> type[Decoding]:
-    """Images whose step also does what no graph can hold."""
+    """Images whose step also does something that a graph cannot record."""
 
     class Planted(Decoding):
         def step(self) -> None:
@@ -249,8 +249,8 @@ FAULTS: dict[str, tuple[Callable[[Decoding], Any], str]] = {
 def test_what_cannot_be_recorded_is_found() -> None:
     with Case("none", "graph") as case:
         for fault, (does, reported) in FAULTS.items():
-            found = case.lint(Typical(), kind=planted(does))
-            assert reported in found, (fault, dict(found))
+            reads = case.lint(Typical(), kind=planted(does))
+            assert reported in reads, (fault, dict(reads))
 
 
 @pytest.mark.parametrize("name", test_continuous.HOSTLESS)
@@ -260,21 +260,21 @@ def test_a_pass_of_continuous_tokens_leaves_the_host_alone(name: str) -> None:
     small = MARConfig(
         32, 1, 2, 32, 1, 2, length=9, token_dim=5, classes=4, buffer=4, head_depth=1, head_width=32, steps=2
     )
-    found = Lint()
+    lint = Lint()
     with fake_cuda():
         target, drafter = (Guided(moved(MAR(small).eval()), 2.0) for _ in range(2))
         labels, rng = torch.arange(3, device="cuda"), RandomStreams([(0, i) for i in range(3)], "cuda")
         images = ContinuousDecoding(target, drafter, rule, labels, rng, engine=Graphs(Lint().record))
-        found.record({"a pass": lambda: test_continuous.go_on(images)}, images.device)
-    assert found.operations > 50
-    assert not found.found
+        lint.record({"a pass": lambda: test_continuous.go_on(images)}, images.device)
+    assert lint.operations > 50
+    assert not lint.faults
 
 
 @pytest.mark.parametrize("name", ["exact", "continue", "vanilla"])
 def test_a_pass_of_a_causal_model_leaves_the_host_alone(name: str) -> None:
     rule = test_continuous.RULES[name]
     small = NextStepConfig(32, 1, 2, 1, 32, 8, side=3, token_dim=5, head_width=32, head_depth=1)
-    found = Lint()
+    lint = Lint()
     with fake_cuda():
         model = NextStep(small)
         models = (NextStepTarget(moved(model.eval()), FlowSampler(2), 2.0) for _ in range(2))
@@ -286,6 +286,6 @@ def test_a_pass_of_a_causal_model_leaves_the_host_alone(name: str) -> None:
         rule = replace(rule, prefill=0.1 if rule.gamma else 0.0)
         images = ContinuousDecoding(*models, rule, prompts, rng, engine=Graphs(Lint().record))
         images.num_committed -= 1  # vanilla decoding is complete by now
-        found.record({"a pass": lambda: test_continuous.go_on(images)}, images.device)
-    assert found.operations > 50
-    assert not found.found
+        lint.record({"a pass": lambda: test_continuous.go_on(images)}, images.device)
+    assert lint.operations > 50
+    assert not lint.faults

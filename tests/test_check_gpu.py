@@ -1,4 +1,4 @@
-"""`scripts/check_gpu.py` without a GPU: what it writes, what it survives, and what it needs."""
+"""`scripts/check_gpu.py` without a GPU: its output, the errors that it survives, and its requirements."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if "--worker" in sys.argv and HANGS in sys.argv:
 def run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, list[dict[str, Any]], str]]:
-    """Runs the script with arguments; `hangs`: the stage that does -> (exit code, lines, output)."""
+    """Runs the script with arguments; `hangs`: the stage that hangs -> (exit code, lines, output)."""
 
     def run_it(*arguments: str, hangs: str = "") -> tuple[int, list[dict[str, Any]], str]:
         (tmp_path / "sitecustomize.py").write_text(BARE.replace("HANGS", repr(f"--stages={hangs}")))
@@ -78,7 +78,7 @@ for stage in map(int, sys.argv[2:]):
 
 
 def test_a_dry_run_needs_no_gpu_and_no_package_but_torch(tmp_path: Path) -> None:
-    """A few checks of a stage; from the fourth on they do their work and time nothing."""
+    """A few checks of a stage; from the fourth stage on they do their work without timing."""
     (tmp_path / "sitecustomize.py").write_text(BARE.replace("HANGS", "''"))
     stages = sorted(set(check_gpu.STAGES) - IN_PROCESSES)
     env = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "TRITON_INTERPRET": "1"}
@@ -97,7 +97,8 @@ def test_a_dry_run_needs_no_gpu_and_no_package_but_torch(tmp_path: Path) -> None
 
 
 def test_lines_become_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what the first line of their run says; a check that was repeated kernel by kernel has one row."""
+    """Rows also have the values of the first line of their run; a check that was repeated kernel by kernel has one
+    row."""
     lost = {"run": "a", "stage": 4, "check": "7B", "ok": False, "note": "RuntimeError: CUDA\nmore"}
     lines = [
         {"run": "a", "stage": 0, "check": "environment", "device_name": "H200", "commit": "abc", "time": "today"},
@@ -109,10 +110,10 @@ def test_lines_become_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     monkeypatch.setattr(sys, "argv", ["check_gpu.py", f"--rows={out}", str(file)])
     assert check_gpu.main() == 0
-    one, other = csv.DictReader(out.open())
-    assert (one["check"], one["result"], one["measured"], one["gate"]) == ("XL", "PASS", "1.23457", "2.0")
-    assert (other["result"], other["note"], other["measured"]) == ("FAIL", "RuntimeError: CUDA", "")
-    assert {(row["device_name"], row["commit"], row["time"]) for row in (one, other)} == {("H200", "abc", "today")}
+    first, second = csv.DictReader(out.open())
+    assert (first["check"], first["result"], first["measured"], first["gate"]) == ("XL", "PASS", "1.23457", "2.0")
+    assert (second["result"], second["note"], second["measured"]) == ("FAIL", "RuntimeError: CUDA", "")
+    assert {(row["device_name"], row["commit"], row["time"]) for row in (first, second)} == {("H200", "abc", "today")}
 
 
 def test_a_pass_beyond_the_image_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +134,7 @@ NOTES = f'#!{sys.executable}\nimport sys\nprint(repr(sys.argv[1:]), file=open({{
 
 
 def test_the_next_call_does_what_its_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every stage from the second on, and commands with parameters that there are."""
+    """It runs every stage from the second on, and its commands have existing parameters."""
     (tmp_path / "bin").mkdir()
     for name in ("python3", "nvidia-smi"):
         (tmp_path / "bin" / name).write_text(NOTES.format(file=str(tmp_path / "calls")))
@@ -141,8 +142,8 @@ def test_the_next_call_does_what_its_page_says(tmp_path: Path, monkeypatch: pyte
     page = (ROOT / "docs/gpu.md").read_text()
     parts = [
         part
-        for found in re.findall(r"scripts/gpu_call\.sh ([a-z ]+?) *(?:#|$)", page, re.MULTILINE)
-        for part in found.split()
+        for words in re.findall(r"scripts/gpu_call\.sh ([a-z ]+?) *(?:#|$)", page, re.MULTILINE)
+        for part in words.split()
     ]
     env = os.environ | {
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
@@ -154,7 +155,7 @@ def test_the_next_call_does_what_its_page_says(tmp_path: Path, monkeypatch: pyte
     assert subprocess.run(["sh", "scripts/gpu_call.sh", "all"], cwd=ROOT, env=env, capture_output=True).returncode == 2
     calls = [ast.literal_eval(line) for line in (tmp_path / "calls").read_text().splitlines()]
     checked = [check_gpu.parser().parse_args(call[1:]) for call in calls if call[0] == "scripts/check_gpu.py"]
-    stages = [int(stage) for one in checked for stage in one.stages.split(",")]
+    stages = [int(stage) for arguments in checked for stage in arguments.stages.split(",")]
     assert sorted(stages) == [stage for stage in check_gpu.STAGES if stage > 1]  # later ones compile what they need
     audits = [call[3:] for call in calls if call[:3] == ["-m", "specbench.cli", "audit"]]
     assert len(audits) == 5
@@ -195,7 +196,7 @@ def test_where_triton_is_nothing_is_set_up(triton: bool, tmp_path: Path) -> None
 
 
 def test_what_travels_to_a_gpu_is_small() -> None:
-    """A machine takes 64 MiB: the tracked files and wheels, without what docs/gpu.md says to move away."""
+    """A machine takes 64 MiB: the tracked files and wheels, except the files that docs/gpu.md says to move away."""
     page = (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
     away = set(
         re.findall(r"`([\w/]+\.(?:html|safetensors))`", page.partition("Move away before a call: ")[2].split("\n\n")[0])
@@ -212,7 +213,7 @@ def test_what_travels_to_a_gpu_is_small() -> None:
 def test_stages_share_the_time_and_tuned_tiles_are_kept(
     run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tiles that a run begins with are next to its lines, where the gates read them and tuning writes them."""
+    """A run's tuned tiles are next to its lines; the gates read them there, and tuning writes them there."""
     (tmp_path / "earlier.json").write_text("{}")
     _, lines, _ = run("--stages=5", "--seconds=0", f"--tiles={tmp_path / 'earlier.json'}")
     assert [line["note"] for line in lines if line["ok"] is False] == ["stopped after 1 s"]
@@ -226,11 +227,11 @@ def test_stages_share_the_time_and_tuned_tiles_are_kept(
 
 
 def test_an_experiment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one whose logits differ fails, whatever it took."""
-    taken: dict[str, float] = {}
+    """An experiment whose logits differ fails, whatever its time is."""
+    seconds: dict[str, float] = {}
     logits = iter(())
     monkeypatch.setattr(experiments, "recorded_pass", lambda *_: gates.Pass(lambda: None, [next(logits)]))
-    monkeypatch.setattr(experiments, "timed", lambda *_: taken)
+    monkeypatch.setattr(experiments, "timed", lambda *_: seconds)
     monkeypatch.setattr(gates, "device_name", lambda: "H200")
     for name, nodes, ratio, decision in (
         ("7b", 33, 1.04, "delete the path above 16 rows, limit 1.05"),
@@ -240,7 +241,7 @@ def test_an_experiment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
         ("xl", 1, 1.16, "keep the few-row kernels, limit 1.15"),
         ("7b", 1, 1.5, "XL decides about the few-row kernels"),
     ):
-        taken |= {"triton": 2.0, "graph": 3.0, "compiled": 2 * ratio}
+        seconds |= {"triton": 2.0, "graph": 3.0, "compiled": 2 * ratio}
         logits = iter([torch.ones(2)] * 3)
         line = experiments.inductor_blocks(name, nodes)
         assert line["ratio"] == pytest.approx(ratio)
@@ -251,7 +252,7 @@ def test_an_experiment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line["note"].startswith("logits differ")
 
 
-def test_a_stage_that_hangs_is_stopped_and_the_next_one_goes_on(
+def test_a_stage_that_hangs_is_stopped_and_the_next_one_runs(
     run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(check_gpu.STAGES, 4, (*check_gpu.STAGES[4][:2], 1))
@@ -267,7 +268,7 @@ def test_a_stage_that_hangs_is_stopped_and_the_next_one_goes_on(
     assert time.monotonic() - began < 100  # as long as stage 4 sleeps
 
 
-def test_a_line_says_what_was_measured(tmp_path: Path) -> None:
+def test_a_line_states_its_measurements(tmp_path: Path) -> None:
     file = tmp_path / "lines.jsonl"
 
     def skipped() -> dict[str, Any]:
@@ -295,8 +296,10 @@ def test_a_line_says_what_was_measured(tmp_path: Path) -> None:
     ]
 
 
-def test_after_an_error_of_the_device_another_process_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check that failed is repeated with kernels one by one, then the others follow."""
+def test_after_an_error_of_the_device_another_process_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The failed check is repeated with kernels one by one, then the others follow."""
     file, started = tmp_path / "lines.jsonl", []
 
     def lost() -> dict[str, Any]:
@@ -308,8 +311,8 @@ def test_after_an_error_of_the_device_another_process_goes_on(tmp_path: Path, mo
         started.append(again)
         done = {line["check"] for line in results.read(file, run)}
         try:
-            some = [check for check in checks if check[0] == again] if again else checks
-            results.carry_out(some, stage, run, file, set() if again else done, bool(again))
+            chosen = [check for check in checks if check[0] == again] if again else checks
+            results.carry_out(chosen, stage, run, file, set() if again else done, bool(again))
         except results.DeviceLostError:
             return check_gpu._LOST
         return check_gpu._LOST if again else 0

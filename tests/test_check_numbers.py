@@ -1,4 +1,4 @@
-"""scripts/check_numbers.py: pages state what rows say."""
+"""scripts/check_numbers.py compares the numbers of pages with their rows."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def test_a_page_that_states_what_rows_say_passes(rows: Rows, page: str) -> None:
     ],
 )
 def test_a_number_without_its_row_is_reported(rows: Rows, page: str, problem: str) -> None:
-    [found] = said(page, rows)
-    assert found.startswith(problem)
+    [reported] = said(page, rows)
+    assert reported.startswith(problem)
 
 
 def test_a_file_may_be_of_few_samples_by_name(rows: Rows) -> None:
@@ -80,14 +80,14 @@ def test_a_file_may_be_of_few_samples_by_name(rows: Rows) -> None:
 
 
 def test_the_interval_between_two_lines(rows: Rows) -> None:
-    """By hand: 3 ± 0.3 and 3.5 ± 0.4 are 0.5 apart, with a standard error of 0.5."""
+    """By hand: 3 ± 0.3 and 3.5 ± 0.4 differ by 0.5, with a standard error of 0.5."""
     (rows.results / "pair.csv").write_text("x,x_stderr\n3,0.3\n3.5,0.4\n")
     says = "apart('x', one('pair', x=3), one('pair', x=3.5)), pm(one('pair', x=3), 'x')"
     assert said(f"From -0.48 to 1.48, and 3 ± 0.3<!--= {says} -->", rows) == []
 
 
 def test_curves_are_printed_where_x_has_a_value(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the straight lines between rows, and nothing outside of them."""
+    """On the straight lines between rows; no value outside of them."""
     table = TABLES["relaxed"]
     assert isinstance(table.figure, TableFigure)
     panel = table.figure.panels[0]
@@ -130,7 +130,7 @@ def field(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_how_cells_and_headings_are_printed() -> None:
-    """An error of rounding is none, and a heading keeps proper names."""
+    """An error of rounding is printed as 0, and a heading keeps proper names."""
     ratio = row_column("emitted_kl_ratio")
     for error, shown in (("3e-07", "1.000"), ("3e-06", "0.999999 ± 0.000003")):
         assert doc_tables.cell(ratio, {"emitted_kl_ratio": "0.9999994", "emitted_kl_ratio_stderr": error}) == shown
@@ -197,7 +197,7 @@ def test_a_table_of_pairs_marks_what_differs_from_its_first_curve(rows: Rows, mo
 
 @pytest.mark.usefixtures("field")
 def test_values_and_tables_of_today_are_written(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Into every page of docs, and into those that the file names."""
+    """In every page of docs, and in the pages that the file names."""
     root, about = rows.results / "clone", "{names: {sjd: \"one('r', method='sjd')\"}, whole: [d.md]}"
     for name in ("results", "docs"):
         (root / name).mkdir(parents=True)
@@ -218,7 +218,8 @@ NAMED = "a" * 40
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    """Of one commit: rows in two folders, a test of two of them, a drawn table; and rows of another machine."""
+    """Files of one commit: rows in two folders, a test of two of the rows, a drawn table; and rows of another
+    machine."""
     for name in ("results/probe", "results/tables"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "results/r.csv").write_text(f"run_id,commit\nr1,{NAMED}\nr2,{NAMED}\n")
@@ -248,29 +249,30 @@ def test_rows_of_another_commit_than_the_named_one_are_found(results: Path, name
     assert check_numbers.check_commit(rows, NAMED[:9], machine) == []
     assert [p.where for p in check_numbers.check_commit(rows, NAMED, {})] == ["results/gpu.csv"]
     (results / name).write_text(text)
-    found = [p.where for p in check_numbers.check_commit(rows, NAMED[:9], {**machine, "absent/*.csv": "none"})]
-    assert found == ["results/numbers.yaml"] + [f"results/{name}"] * (name != "field.yaml")
+    problems = [p.where for p in check_numbers.check_commit(rows, NAMED[:9], {**machine, "absent/*.csv": "none"})]
+    assert problems == ["results/numbers.yaml"] + [f"results/{name}"] * (name != "field.yaml")
 
 
 def test_a_file_may_have_rows_of_a_later_commit(results: Path) -> None:
-    """Of the one that its exception names; the rest of them, and every other file, are of the commit of all."""
+    """Only rows of the commit that its exception names; its other rows, and every other file, have the common
+    commit."""
     later, machine = "c" * 40, {"gpu.csv": "no such GPU here"}
     (results / "r.csv").write_text(f"run_id,commit\nr1,{NAMED}\nr2,{later}\n")
     (results / "tables/r.md").write_text(f"- Commit: {NAMED} / {later}\n")
 
-    def found(**exceptions: Any) -> list[str]:
-        named = {name.replace("_", "."): {"commit": one, "reason": "new"} for name, one in exceptions.items()}
-        tables = {f"tables/{name}" if name.endswith(".md") else name: of for name, of in named.items()}
+    def wrong_files(**exceptions: Any) -> list[str]:
+        named = {name.replace("_", "."): {"commit": commit, "reason": "new"} for name, commit in exceptions.items()}
+        tables = {f"tables/{name}" if name.endswith(".md") else name: entry for name, entry in named.items()}
         return [p.where for p in check_numbers.check_commit(Rows(results), NAMED[:9], machine | tables)]
 
-    assert found(r_csv=later[:7], r_md=later[:7]) == []
-    assert found(r_csv=later[:7]) == ["results/tables/r.md"]
-    assert found(r_csv="ddddddd", r_md=later[:7]) == ["results/r.csv"]
+    assert wrong_files(r_csv=later[:7], r_md=later[:7]) == []
+    assert wrong_files(r_csv=later[:7]) == ["results/tables/r.md"]
+    assert wrong_files(r_csv="ddddddd", r_md=later[:7]) == ["results/r.csv"]
     (results / "r.csv").write_text(f"run_id,commit\nr1,{NAMED}\nr2,{NAMED}\n")
-    assert found(r_csv=later[:7], r_md=later[:7]) == ["results/r.csv"]  # it needs no exception any more
+    assert wrong_files(r_csv=later[:7], r_md=later[:7]) == ["results/r.csv"]  # it needs no exception any more
 
 
-def test_any_commit_will_do_while_none_is_named(
+def test_any_commit_is_allowed_until_one_is_named(
     results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(check_numbers, "ROOT", results.parent)

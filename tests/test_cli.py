@@ -1,4 +1,4 @@
-"""The command line: what it prints, and with which exit code."""
+"""The output of the command line, and its exit codes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_help_of_run_shows_the_choices_and_the_parameters(call: Call, tmp_path: 
 
 
 def rows(help_: str) -> list[list[str]]:
-    """The words of every line of the table that begins with a parameter's name."""
+    """The words of every line of the table that begins with the name of a parameter."""
     return [
         line.split() for line in help_.splitlines() if re.match(r"  \w", line) and line.split()[0] in parameters.table()
     ]
@@ -91,10 +91,10 @@ def test_every_command_lists_its_arguments_and_refuses_a_bad_one(call: Call, tmp
             assert all(f"\n  {entry} " in out for entry in entries)
             assert max(map(len, out.splitlines())) <= 120
             assert "unrecognized arguments: --nope" in refused(call, name, "--nope")
-            for own in [own for own in command.own if own[0] != "-"][:1]:
-                assert f"'{own}' is given twice" in refused(call, name, f"{own}=1", f"{own}=2")
-                assert f"'{own}=' lacks its value" in refused(call, name, f"{own}=")
-                assert f"write {own}=x instead of --{own}" in refused(call, name, f"--{own}", "x")
+            for argument in [argument for argument in command.by_name if argument[0] != "-"][:1]:
+                assert f"'{argument}' is given twice" in refused(call, name, f"{argument}=1", f"{argument}=2")
+                assert f"'{argument}=' has no value" in refused(call, name, f"{argument}=")
+                assert f"write {argument}=x instead of --{argument}" in refused(call, name, f"--{argument}", "x")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -209,8 +209,8 @@ def test_a_typo_is_answered_with_the_name_that_was_meant(call: Call) -> None:
         ("method=nothing", None),
         ("zzz=1", None),
     ]:
-        found = re.search(r"did you mean (\S+?)\?", refused(call, "run", words))
-        assert (found and found[1]) == meant, words
+        match = re.search(r"did you mean (\S+?)\?", refused(call, "run", words))
+        assert (match and match[1]) == meant, words
 
 
 def test_help_of_train_has_type_default_and_meaning_of_every_parameter(call: Call) -> None:
@@ -226,17 +226,17 @@ def test_help_of_train_has_type_default_and_meaning_of_every_parameter(call: Cal
     assert "at most 0.9999" in " ".join(table.split())
 
 
-def test_the_listed_recipes_are_those_of_a_training() -> None:
-    """The table's values with what a recipe and its drafter set instead, as text, are the settings of a training."""
+def test_the_listed_recipes_equal_the_settings_of_a_training() -> None:
+    """The settings of a training are the table's values, with the changes of its recipe and its drafter, as text."""
     values, changes = recipes.defaults()
     listed: dict[str, tuple[str, dict[str, str]]] = {}
     of_drafter: dict[str, dict[str, dict[str, str]]] = {}
     for name, text in changes:
-        given = dict(word.split("=") for word in text.split() if "=" in word)
+        settings = dict(word.split("=") for word in text.split() if "=" in word)
         if name.startswith("- "):
-            of_drafter[list(listed)[-1]][name.removeprefix("- ")] = given
+            of_drafter[list(listed)[-1]][name.removeprefix("- ")] = settings
         else:
-            listed[name], of_drafter[name] = (text.split()[1].rstrip(","), given), {}
+            listed[name], of_drafter[name] = (text.split()[1].rstrip(","), settings), {}
     for name in listed:
         chain = [name]
         while (like := listed[chain[0]][0]) in listed:
@@ -244,8 +244,8 @@ def test_the_listed_recipes_are_those_of_a_training() -> None:
         kinds = ("cspd",) if "objective" in listed[name][1] else ("eagle", "eagle3", "medusa", "dflash", "draft_model")
         for kind in kinds:
             wanted = recipes.settings(name, kind)
-            texts = [listed[one][1] for one in chain] + [of_drafter[one].get(kind, {}) for one in chain]
-            changed = {key: yaml.safe_load(text) for one in texts for key, text in one.items()}
+            texts = [listed[link][1] for link in chain] + [of_drafter[link].get(kind, {}) for link in chain]
+            changed = {key: yaml.safe_load(text) for link in texts for key, text in link.items()}
             fixed = {"run", "drafter", "recipe", "out"}
             assert {k: v for k, v in wanted.items() if k not in fixed} == {
                 k: {**values, **changed}[k] for k in wanted if k not in fixed
@@ -280,8 +280,8 @@ def test_a_grid_has_a_folder_for_each_job(call: Call, tmp_path: Path) -> None:
     assert code == 0
     assert "4 jobs in grid" in err
     assert out.count("accepted length") == 4
-    found = {job.name: row_of(job) for job in tmp_path.glob("grid/*") if job.is_dir()}
-    assert {name: (row["delta"], row["nu"]) for name, row in found.items()} == {
+    rows = {job.name: row_of(job) for job in tmp_path.glob("grid/*") if job.is_dir()}
+    assert {name: (row["delta"], row["nu"]) for name, row in rows.items()} == {
         "delta=1.1,nu=0.5": (1.1, 0.5),
         "delta=1.1,nu=0.7": (1.1, 0.7),
         "delta=2,nu=0.5": (2.0, 0.5),
@@ -315,7 +315,8 @@ def test_a_job_that_fails_does_not_stop_the_grid(call: Call, tmp_path: Path, mon
 
 
 def test_a_metric_that_was_asked_for_and_has_no_value_ends_with_3(call: Call, tmp_path: Path) -> None:
-    """The images and the row are there. Metrics by default end with 0; a folder remembers which they were."""
+    """The images and the row exist. Default metrics without a value end with 0. A folder remembers which metrics were
+    requested."""
     for folder, words, wanted in (
         ("asked", ["metrics=clip_b32"], 3),
         ("none", ["metrics=none"], 0),
@@ -393,17 +394,17 @@ def test_list_tells_whether_weights_are_here(call: Call, tmp_path: Path, monkeyp
     monkeypatch.setattr(registry, "ASSETS", tmp_path)
     for kind in ("target", "tokenizer", "text", "kl", "mar"):
         (tmp_path / f"scenes_{kind}.safetensors").touch()
-    found = json.loads(call("list", "models", "drafters", "rules", "--json")[1])
-    weights = {entry["name"]: entry["weights"] for entries in found.values() for entry in entries}
+    listed = json.loads(call("list", "models", "drafters", "rules", "--json")[1])
+    weights = {entry["name"]: entry["weights"] for entries in listed.values() for entry in entries}
     assert weights["llamagen_scenes"] is weights["mar_scenes"] is True
     assert weights["eagle_tree"] is weights["cspd"] is False
     assert weights["none"] is weights["cool"] is None
     assert "[weights here]" in call("list", "models")[1]
-    assert "[weights absent]" in call("list", "drafters")[1]
-    assert all(set(entry) == {"name", "line", "weights", "plugin"} and entry["line"] for entry in found["drafters"])
+    assert "[weights missing]" in call("list", "drafters")[1]
+    assert all(set(entry) == {"name", "line", "weights", "plugin"} and entry["line"] for entry in listed["drafters"])
 
 
-#: Command lines in one process, none of which loads torch or a client of the hub.
+#: Command lines in one process; no line loads torch or a client of the hub.
 LIGHT = """
 import json, sys
 from specbench import cli
@@ -416,8 +417,10 @@ assert not {"torch", "transformers", "huggingface_hub"} & set(sys.modules)
 """
 
 
-def test_torch_stays_out_and_any_folder_will_do(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of help, lists and mistakes, and of a run that is done."""
+def test_help_and_lists_load_no_torch_in_any_folder(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Help, lists, mistakes and finished runs do not load torch."""
     monkeypatch.setattr(FakePipeline, "weights", "random")
     again = ("run", "weights=random", "metrics=none", "n=1", f"out={tmp_path}/here")
     assert call(*again)[0] == 0

@@ -1,4 +1,4 @@
-"""Several workers for one run: once with Ray itself, then its every mishap with a stand-in that needs no processes."""
+"""Several workers for one run: once with Ray itself, then each of its failures with a fake that needs no processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
 
 @pytest.fixture
 def short_path() -> Iterator[str]:
-    """Where Ray may put its sockets, whose paths are limited."""
+    """A folder for Ray's sockets, whose paths are limited in length."""
     folder = tempfile.mkdtemp(prefix="r", dir="/tmp")
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -62,9 +62,9 @@ def test_two_workers_make_the_images_of_one_process_though_one_is_killed(
     assert (tmp_path / "flag").exists()
     assert "a worker died (ActorDiedError: " in capsys.readouterr().err
     for name in ("records.jsonl", "baseline.jsonl"):
-        one, many = (read_records(tmp_path / folder / name) for folder in ("alone", "many"))
-        assert [(r.index, r.sha256, r.steps) for r in many] == [(r.index, r.sha256, r.steps) for r in one]
-        assert {r.latency_s for r in many} == {None}
+        reference, shared = (read_records(tmp_path / folder / name) for folder in ("alone", "many"))
+        assert [(r.index, r.sha256, r.steps) for r in shared] == [(r.index, r.sha256, r.steps) for r in reference]
+        assert {r.latency_s for r in shared} == {None}
     sessions = json.loads((tmp_path / "many/run.json").read_text())["sessions"]
     assert 2 <= len({session["pid"] for session in sessions.values()}) == len(sessions) <= 3  # the third may be late
     assert {(session["threads"], session["device"], session["workers"]) for session in sessions.values()} == {
@@ -74,8 +74,8 @@ def test_two_workers_make_the_images_of_one_process_though_one_is_killed(
     assert (row["latency_s_mean"], row["speedup_latency"]) == (None, None)
     assert row["note"].startswith("decoded by 2 workers: no seconds are measured")
     assert {row[name] for name in TIMED_COLUMNS} == {None}
-    own = {*TIMED_COLUMNS, "timing"} | {"run_id", "time", "note", "baseline_run_id", "peak_memory_mib", "threads"}
-    assert {k: row[k] for k in set(row) - own} == {k: alone[k] for k in set(row) - own}
+    differing = {*TIMED_COLUMNS, "timing"} | {"run_id", "time", "note", "baseline_run_id", "peak_memory_mib", "threads"}
+    assert {k: row[k] for k in set(row) - differing} == {k: alone[k] for k in set(row) - differing}
     again = run.run(configuration.compose(WORDS), tmp_path / "many", loader=FakePipeline)
     assert {k: again.row[k] for k in set(row) - {"note"}} == {k: row[k] for k in set(row) - {"note"}}
     assert "decoded by 2 workers" in again.row["note"]  # in whatever number they are asked for now
@@ -90,8 +90,8 @@ def test_without_ray_the_sentence_says_what_to_install(call: Call, monkeypatch: 
 
 
 class FakeRay:
-    """Tasks are done when they are waited for, the oldest first. `deadly`: how often a worker still dies over an index;
-    `stillborn`: how many die while loading."""
+    """Tasks run when their result is requested, the oldest first. `deadly`: how many more times a worker dies on an
+    index; `stillborn`: how many workers die while loading."""
 
     class exceptions:
         class RayError(Exception): ...
@@ -119,26 +119,26 @@ class FakeRay:
 
     def remote(self, actor: Any) -> Any:
         def method(worker: Any, name: str, number: int) -> Any:
-            def go(*given: Any) -> Any:
+            def go(*arguments: Any) -> Any:
                 if name == "load" and self.stillborn:
                     self.stillborn -= 1
                     raise self.exceptions.RayActorError("a page\nout of luck\n")
                 if name == "decode":
-                    self.tasks.append((number, given[0]))
-                    for item in given[0]:
+                    self.tasks.append((number, arguments[0]))
+                    for item in arguments[0]:
                         if self.deadly.get(item.index, 0):
                             self.deadly[item.index] -= 1
                             raise self.exceptions.RayActorError("a page\nout of luck\n")
                 try:
-                    return getattr(worker, name)(*given)
+                    return getattr(worker, name)(*arguments)
                 except Exception as e:
                     raise self.exceptions.RayTaskError(e) from None
 
-            return SimpleNamespace(worker=worker, remote=lambda *given: functools.partial(go, *given))
+            return SimpleNamespace(worker=worker, remote=lambda *arguments: functools.partial(go, *arguments))
 
-        def create(*given: Any) -> Any:
+        def create(*arguments: Any) -> Any:
             self.workers += 1
-            worker = actor(*given)
+            worker = actor(*arguments)
             return SimpleNamespace(**{name: method(worker, name, self.workers) for name in ("load", "decode")})
 
         def with_options(**options: Any) -> Any:
@@ -151,8 +151,8 @@ class FakeRay:
         return references[:1], references[1:]
 
     def get(self, reference: Any) -> list[Event]:
-        found: list[Event] = reference()
-        return found
+        events: list[Event] = reference()
+        return events
 
 
 @pytest.fixture
@@ -198,12 +198,12 @@ def test_what_a_dead_worker_was_at_goes_to_another_one(ray: FakeRay) -> None:
 
 
 def test_an_image_that_kills_its_workers_is_given_up(ray: FakeRay) -> None:
-    """Alone: the others of its batch are not given up with it."""
+    """Only this image is given up, not the others of its batch."""
     ray.deadly = {2: 99}
     events = decode("workers=2", "batch=4")
     assert sorted(indices(events)) == [0, 1, 3, 4, 5]
     assert [event for event in events if isinstance(event, Failure)] == [
-        Failure(2, "3 workers died over it (RayActorError: out of luck)")
+        Failure(2, "3 workers died while decoding it (RayActorError: out of luck)")
     ]
 
 
@@ -216,7 +216,7 @@ def test_workers_that_die_while_loading_are_not_begun_forever(ray: FakeRay) -> N
     assert ray.ended
 
 
-def test_a_workers_mistake_is_told_as_its_own(ray: FakeRay) -> None:
+def test_an_error_of_a_worker_is_reported_as_the_workers(ray: FakeRay) -> None:
     def load(cfg: Any) -> Any:
         raise UsageError("no weights here")
 
@@ -224,13 +224,13 @@ def test_a_workers_mistake_is_told_as_its_own(ray: FakeRay) -> None:
         decode("workers=2", loader=load)
 
 
-def test_too_little_memory_is_told_from_a_worker_too(ray: FakeRay) -> None:
+def test_a_worker_reports_too_little_memory(ray: FakeRay) -> None:
     events = decode("workers=2", "batch=3", loader=hungry(1))
     assert sorted(indices(events)) == list(range(6))
     assert Shrunk(1) in events
 
 
-def test_once_stopped_what_is_begun_is_finished(ray: FakeRay) -> None:
+def test_after_a_stop_started_images_are_finished(ray: FakeRay) -> None:
     answers = deque([False] * 5)
     events = decode("workers=2", stop=lambda: not answers or answers.popleft())
     assert 0 < len(indices(events)) < 6
@@ -238,16 +238,20 @@ def test_once_stopped_what_is_begun_is_finished(ray: FakeRay) -> None:
 
 
 def test_one_worker_a_device(ray: FakeRay) -> None:
-    two, one = {"CPU": 16, "GPU": 2}, {"CPU": 16, "GPU": 1}
-    for resources, wanted, device in ((two, "auto", "cuda"), (two, "cpu", "cpu"), ({"CPU": 16}, "auto", "cpu")):
+    two_gpus, one_gpu = {"CPU": 16, "GPU": 2}, {"CPU": 16, "GPU": 1}
+    for resources, wanted, device in (
+        (two_gpus, "auto", "cuda"),
+        (two_gpus, "cpu", "cpu"),
+        ({"CPU": 16}, "auto", "cpu"),
+    ):
         ray.resources = resources
         with cluster.Workers(configuration.compose([*WORDS, "workers=2", f"device={wanted}"]), FakePipeline) as workers:
             assert workers._cfg["device"] == device
             assert ray.options["num_gpus"] == int(device == "cuda")
     for resources, wanted, sentence in (
-        (one, "auto", "workers=2 take a device each, and there are 1 GPUs"),
-        ({"CPU": 1}, "cpu", "workers=2 take a device each, and there are 1 processors"),
-        (two, "cuda:1", "give device=cuda instead of cuda:1"),
+        (one_gpu, "auto", "workers=2 needs as many GPUs"),
+        ({"CPU": 1}, "cpu", "workers=2 needs as many processors"),
+        (two_gpus, "cuda:1", "device=cuda:1 names one device"),
     ):
         ray.resources, ray.ended = resources, False
         cfg = configuration.compose([*WORDS, "workers=2", f"device={wanted}"])
@@ -280,8 +284,8 @@ def test_ray_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
 def test_the_helpers_of_a_killed_process_end_with_it(tmp_path: Path) -> None:
-    """A process starts one that Ray's agents resemble (it is named by its path, and a parent of its own has ended) and
-    another one; after a kill the guard ends the first. An orderly end leaves both alone."""
+    """A process starts two others. One resembles Ray's agents: its path names it, and its own parent has ended. After a
+    kill the guard ends this one. After an orderly end both continue to run."""
     program = tmp_path / "ray" / "agent.py"
     program.parent.mkdir()
     program.write_text("import time\ntime.sleep(600)\n")
@@ -297,11 +301,11 @@ def test_the_helpers_of_a_killed_process_end_with_it(tmp_path: Path) -> None:
             [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True
         )
         assert driver.stdout is not None
-        found = [int(pid) for pid in driver.stdout.readline().split()]
+        numbers = [int(pid) for pid in driver.stdout.readline().split()]
         if kill:
             driver.kill()
         driver.communicate()
-        return found
+        return numbers
 
     def ends(pid: int, seconds: float) -> bool:
         with suppress(psutil.NoSuchProcess):

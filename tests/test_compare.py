@@ -1,4 +1,4 @@
-"""Two runs, image by image: the statistics against scipy and simulation, the pairs, the words, and hostile folders."""
+"""Two runs, image by image: the statistics against scipy and simulation, the pairs, the text, and damaged folders."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SESSION = {"weights": "embedded:1+2", "device": "cpu", "device_name": "A", "torc
 
 
 def image(index: int, steps: int, **changes: Any) -> Record:
-    """The record of an image of 256 tokens; it took a second a step."""
+    """The record of an image of 256 tokens, with one second per step."""
     values = {"tokens": 256, "steps": steps, "drafted": 5 * steps, "accepted": 256 - steps}
     values |= {"accepted_length": 256 / steps, "latency_s": float(steps), "decode_s": float(steps)}
     values |= {"emitted_kl": 0.0, "emitted_tv": 0.0, "emitted_outside": 0.0}
@@ -46,13 +46,13 @@ def image(index: int, steps: int, **changes: Any) -> Record:
 
 @cache
 def composed(*words: str) -> str:
-    """config.yaml of a run with these overrides."""
+    """The config.yaml of a run with these overrides."""
     return str(OmegaConf.to_yaml(OmegaConf.create(configuration.compose(list(words)).plain())))
 
 
 @dataclass
 class Folders:
-    """Makes folders of runs, their records as given."""
+    """Makes folders of runs with the given records."""
 
     root: Path
 
@@ -62,9 +62,9 @@ class Folders:
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text(composed(*words or ["method=eagle_chain"]))
         (folder / "run.json").write_text(json.dumps({"run_id": f"run-{name}", "sessions": {"s": session}}))
-        for file, some in (("records.jsonl", images), ("baseline.jsonl", baseline)):
-            if some is not None:
-                (folder / file).write_bytes(b"".join(map(to_line, some)))
+        for file, records in (("records.jsonl", images), ("baseline.jsonl", baseline)):
+            if records is not None:
+                (folder / file).write_bytes(b"".join(map(to_line, records)))
         return str(folder)
 
 
@@ -77,7 +77,7 @@ def steps(seed: int, low: int = 100, high: int = 140) -> list[int]:
     return np.random.default_rng(seed).integers(low, high, N).tolist()
 
 
-#: Images of one run; what is compared with them differs from them.
+#: Images of one run; the other runs of these tests differ from it.
 MINE = [image(i, s) for i, s in enumerate(steps(0))]
 
 
@@ -91,13 +91,13 @@ def between(a: str, b: str) -> Comparison:
     return compare(read(a), read(b))
 
 
-def paired_test(found: Paired) -> PairedTest:
-    assert found.test is not None
-    return found.test
+def paired_test(pair: Paired) -> PairedTest:
+    assert pair.test is not None
+    return pair.test
 
 
-def of(found: Comparison, name: str) -> Paired:
-    [result] = [r for r in found.results if r.statistic.name == name]
+def of(comparison: Comparison, name: str) -> Paired:
+    [result] = [r for r in comparison.results if r.statistic.name == name]
     return result.paired
 
 
@@ -105,15 +105,15 @@ def test_the_tests_are_scipys() -> None:
     rng = np.random.default_rng(0)
     a = rng.normal(2, 1, 50)
     b = a + rng.normal(0.3, 0.5, 50)
-    found, wanted = paired(a, b), stats.ttest_rel(b, a)
-    test = paired_test(found)
+    result, wanted = paired(a, b), stats.ttest_rel(b, a)
+    test = paired_test(result)
     assert (test.statistic, test.p, test.df) == (wanted.statistic, wanted.pvalue, 49)
     assert test.wilcoxon == pytest.approx(stats.wilcoxon(b, a).pvalue)
     assert (test.low, test.high) == pytest.approx(wanted.confidence_interval(0.95))
     assert test.d_z == pytest.approx((b - a).mean() / (b - a).std(ddof=1))
-    assert found.difference == pytest.approx((b - a).mean()) == pytest.approx(found.mean_b - found.mean_a)
+    assert result.difference == pytest.approx((b - a).mean()) == pytest.approx(result.mean_b - result.mean_a)
     swapped = paired(b, a)
-    assert (swapped.difference, paired_test(swapped).low) == pytest.approx((-found.difference, -test.high))
+    assert (swapped.difference, paired_test(swapped).low) == pytest.approx((-result.difference, -test.high))
     # ranks ignore rounding: seconds that are a tenth of the steps have the same ties as the steps, and the same zeros
     a, b = np.array(steps(0)), np.array(steps(1))
     plain, scaled = paired_test(paired(a, b)), paired_test(paired(a * 0.1 + 7, b * 0.1 + 7))
@@ -123,10 +123,10 @@ def test_the_tests_are_scipys() -> None:
 def test_equal_differences_leave_nothing_to_test() -> None:
     a = np.random.default_rng(0).normal(size=30)
     for shift in (0.0, 3.0, -0.1):
-        found = paired(a, a + shift)
-        assert found.test is None, shift
-        assert found.difference == pytest.approx(shift)
-        assert (found.difference == 0) == (shift == 0)
+        result = paired(a, a + shift)
+        assert result.test is None, shift
+        assert result.difference == pytest.approx(shift)
+        assert (result.difference == 0) == (shift == 0)
         assert by_influence(2.0, 2.0 + shift, a, a).test is None, shift
     assert paired([0.0, 0.0], [0.0, 0.0]) == Paired(2, 0.0, 0.0, 0.0, None)
 
@@ -135,28 +135,30 @@ def test_means_by_influence_are_the_paired_t_test() -> None:
     """With normal quantiles and sums over n instead of n - 1, intervals of 24 pairs were 8 % too narrow."""
     a, b = np.random.default_rng(0).normal(size=(2, 24))
     means, whole = paired(a, b), by_influence(a.mean(), b.mean(), a - a.mean(), b - b.mean())
-    found, wanted = paired_test(whole), paired_test(means)
+    result, wanted = paired_test(whole), paired_test(means)
     assert whole.difference == pytest.approx(means.difference)
     for name in ("low", "high", "statistic", "df", "p"):
-        assert getattr(found, name) == pytest.approx(getattr(wanted, name), rel=1e-12)
+        assert getattr(result, name) == pytest.approx(getattr(wanted, name), rel=1e-12)
 
 
 def test_rounding_is_no_difference(folders: Folders) -> None:
-    """An exact method emits 1e-14 nats by its float32 sums, vanilla 0: that was "a large effect" with p = 0.014. One
-    image that differs by more is tested, and tells nothing."""
+    """An exact method emits 1e-14 nats by its float32 sums, vanilla 0: this used to be "a large effect" with p = 0.014.
+    If one image differs by more, the test is done and is not significant."""
     rng = np.random.default_rng(0)
     zeros, tiny = np.zeros(24), 1e-14 * (1 + rng.random(24))
     assert paired_test(paired(zeros, tiny)).p < 1e-6
     rounding = paired(zeros, tiny, 1e-6)
     assert (rounding.test, rounding.difference) == (None, 0.0)
     assert by_influence(0.0, 1e-7, zeros, tiny, 1e-6) == Paired(24, 0.0, 1e-7, 0.0, None)
-    some = tiny + 1e-5 * (np.arange(24) == 3)
-    assert paired_test(paired(zeros, some, 1e-6)).p == pytest.approx(stats.ttest_1samp(some * (some > 1e-6), 0).pvalue)
+    noise = tiny + 1e-5 * (np.arange(24) == 3)
+    assert paired_test(paired(zeros, noise, 1e-6)).p == pytest.approx(
+        stats.ttest_1samp(noise * (noise > 1e-6), 0).pvalue
+    )
     vanilla = [image(i, 100, emitted_kl=0.0, emitted_tv=0.0) for i in range(8)]
     exact = [image(i, 100, emitted_kl=1e-14 * (1 + i % 3), emitted_tv=4e-8 + 1e-9 * i) for i in range(8)]
-    found = between(folders.make("a", vanilla), folders.make("b", exact, "method=sjd"))
-    assert [of(found, name).test for name in ("emitted_kl", "emitted_tv")] == [None, None]
-    assert "rounding" in sentences(found)["emitted_kl"]
+    comparison = between(folders.make("a", vanilla), folders.make("b", exact, "method=sjd"))
+    assert [of(comparison, name).test for name in ("emitted_kl", "emitted_tv")] == [None, None]
+    assert "rounding" in sentences(comparison)["emitted_kl"]
 
 
 def test_adjustments_and_names_of_effects_are_the_textbooks() -> None:
@@ -168,35 +170,33 @@ def test_adjustments_and_names_of_effects_are_the_textbooks() -> None:
 
 
 def distance(features: torch.Tensor, mean: torch.Tensor, covariance: torch.Tensor) -> float:
-    """Between the Gaussians of features and of these moments (Heusel et al. 2017, Eq. 6)."""
-    own = frechet.Moments.of(features)
-    product = torch.linalg.eigvals(own.covariance @ covariance).real.clamp_min(0).sqrt().sum()
-    return float((own.mean - mean).square().sum() + own.covariance.trace() + covariance.trace() - 2 * product)
+    """Fréchet distance between the Gaussian of these features and the Gaussian of these moments (Heusel et al. 2017,
+    Eq. 6)."""
+    moments = frechet.Moments.of(features)
+    product = torch.linalg.eigvals(moments.covariance @ covariance).real.clamp_min(0).sqrt().sum()
+    return float((moments.mean - mean).square().sum() + moments.covariance.trace() + covariance.trace() - 2 * product)
 
 
 def test_the_error_of_a_difference_of_distances_is_calibrated() -> None:
     """Features of paired images, correlated between A and B: the influences give how much the difference of their two
-    Fréchet distances varies from sample to sample.
-
-    Over 600 draws a standard deviation is known to 1 / sqrt(1200) = 2.9 %, four of which are 12 %; to first order the
-    distance is not exact either, at 400 images for 3 features by a few per cent. Taken as independent, the two
-    distances would vary at least a third more.
-    """
+    Fréchet distances varies from sample to sample. From 600 draws a standard deviation is known to 1 / sqrt(1200) = 2.9
+    %; four times this is 12 %. To first order the distance is not exact either: at 400 images for 3 features it is off
+    by a few per cent. If the two distances were independent, their difference would vary at least a third more."""
     rng = np.random.default_rng(0)
     mean, covariance = torch.zeros(3, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
     shift_a, shift_b, n = np.array([0.5, 0.0, 0.0]), np.array([0.6, 0.2, 0.0]), 400
 
     differences, errors, apart = [], [], []
     for _ in range(600):
-        common, own = rng.normal(size=(n, 3)), rng.normal(size=(2, n, 3))
-        x, y = (torch.from_numpy(s + 0.8 * common + 0.6 * o) for s, o in zip((shift_a, shift_b), own))
+        common, separate = rng.normal(size=(n, 3)), rng.normal(size=(2, n, 3))
+        x, y = (torch.from_numpy(s + 0.8 * common + 0.6 * o) for s, o in zip((shift_a, shift_b), separate))
         moved = [frechet.influences(z, mean, covariance) for z in (x, y)]
         assert moved[0] is not None
         assert moved[1] is not None
         values = [distance(z, mean, covariance) for z in (x, y)]
-        found = by_influence(*values, moved[0].numpy(), moved[1].numpy())
-        differences.append(found.difference)
-        errors.append(paired_test(found).high - found.difference)
+        result = by_influence(*values, moved[0].numpy(), moved[1].numpy())
+        differences.append(result.difference)
+        errors.append(paired_test(result).high - result.difference)
         apart.append(math.hypot(*(frechet.standard_error(z, mean, covariance) or 0 for z in (x, y))))
     spread = float(np.std(differences))
     assert np.mean(errors) / 1.959964 == pytest.approx(spread, rel=0.16)
@@ -206,7 +206,7 @@ def test_the_error_of_a_difference_of_distances_is_calibrated() -> None:
 
 
 def test_every_statistic_of_the_records(two: tuple[str, str]) -> None:
-    found = between(*two)
+    comparison = between(*two)
     a, b = steps(0), [s - d for s, d in zip(steps(0), steps(1, 0, 20))]
     expected: dict[str, Callable[[int], float]] = {
         "accepted_length": lambda s: 256 / s,
@@ -214,35 +214,35 @@ def test_every_statistic_of_the_records(two: tuple[str, str]) -> None:
         "acceptance_rate": lambda s: (256 - s) / (5 * s),
         "latency_s": float,
     }
-    assert [r.statistic.name for r in found.results] == [*expected, "log_prob_mean", "emitted_kl", "emitted_tv"]
+    assert [r.statistic.name for r in comparison.results] == [*expected, "log_prob_mean", "emitted_kl", "emitted_tv"]
     for name, value in expected.items():
-        assert of(found, name) == paired([value(s) for s in a], [value(s) for s in b])
-    assert found.tests == 4  # the others are identical
-    tests = [(r, r.paired.test) for r in found.results if r.paired.test]
+        assert of(comparison, name) == paired([value(s) for s in a], [value(s) for s in b])
+    assert comparison.tests == 4  # the others are identical
+    tests = [(r, r.paired.test) for r in comparison.results if r.paired.test]
     assert [r.p_holm for r, _ in tests] == holm([test.p for _, test in tests])
     assert [r.wilcoxon_holm for r, _ in tests] == holm([test.wilcoxon or 0 for _, test in tests])
 
 
 def test_images_without_a_partner_are_left_out_and_named(folders: Folders) -> None:
     values = steps(0)
-    mine = [image(i, s) for i, s in enumerate(values)]
-    theirs = [image(i, s + i % 3) for i, s in enumerate(values) if i not in (1, 4)] + [image(N, 77)]
-    theirs[5] = replace(theirs[5], prompt="something else")
-    theirs[6] = replace(theirs[6], id="elsewhere")
-    found = between(folders.make("a", mine), folders.make("b", theirs))
-    assert found.pairs == N - 4
-    for remark, ending in zip(found.remarks, ("2 of A (index 1, 4).", f"1 of B (index {N}).", "2 (index 7, 8).")):
+    first = [image(i, s) for i, s in enumerate(values)]
+    second = [image(i, s + i % 3) for i, s in enumerate(values) if i not in (1, 4)] + [image(N, 77)]
+    second[5] = replace(second[5], prompt="something else")
+    second[6] = replace(second[6], id="elsewhere")
+    comparison = between(folders.make("a", first), folders.make("b", second))
+    assert comparison.pairs == N - 4
+    for remark, ending in zip(comparison.remarks, ("2 of A (index 1, 4).", f"1 of B (index {N}).", "2 (index 7, 8).")):
         assert remark.endswith(ending)
     left = [i for i in range(N) if i not in (1, 4, 7, 8)]
-    assert of(found, "steps") == paired([values[i] for i in left], [values[i] + i % 3 for i in left])
+    assert of(comparison, "steps") == paired([values[i] for i in left], [values[i] + i % 3 for i in left])
 
 
 def test_other_seeds_may_order_their_prompts_otherwise(folders: Folders) -> None:
-    """Classes come in an order of the seed's: the first circle stands beside the first circle."""
+    """The seed gives the order of the classes: the first circle is paired with the first circle."""
     names = ["circle", "square", "cross"]
-    one = [image(i, 100 + i, prompt=names[i % 3]) for i in range(9)]
+    first = [image(i, 100 + i, prompt=names[i % 3]) for i in range(9)]
     two = [image(i, 200 + i, prompt=names[(8 - i) % 3], seed=1) for i in range(9)]
-    a, b = folders.make("a", one), folders.make("b", two, "method=eagle_chain", "seed=1")
+    a, b = folders.make("a", first), folders.make("b", two, "method=eagle_chain", "seed=1")
     pairs, remarks = pair(read(a), read(b))
     assert remarks == ["A and B have their prompts in different orders: pairs share the prompt, not the index."]
     assert all(x.prompt == y.prompt for x, y in pairs)
@@ -265,8 +265,8 @@ def test_too_few_pairs_are_an_error(folders: Folders) -> None:
     assert any("3 pairs" in remark and "t-test" in remark for remark in few.remarks)
 
 
-def test_runs_of_few_images_are_told_to_decode_more(call: Call, folders: Folders) -> None:
-    """Runs of the same two prompts fit each other: what lacks is n, not the data or the split."""
+def test_runs_of_few_images_get_the_advice_to_decode_more(call: Call, folders: Folders) -> None:
+    """Runs of the same two prompts fit each other: n is too small; the data and the split are correct."""
     folders.make("many", MINE)
     for n in range(3):
         few = f"few{n}"
@@ -275,26 +275,26 @@ def test_runs_of_few_images_are_told_to_decode_more(call: Call, folders: Folders
             err = refused(call, "compare", *words)
             assert ("n=20" in err, f"{n} in {few}" in err, "split" in err) == (True, True, False)
     several = [replace(r, index=r.index % 2 + (r.index // 2) * indices.STRIDE) for r in MINE[:8]]
-    found = between(folders.make("c", several), folders.make("d", several))
-    assert (found.pairs, found.results) == (8, ())
-    assert all("larger n" in left_out for left_out in found.untested if "pairs of prompts" in left_out)
+    comparison = between(folders.make("c", several), folders.make("d", several))
+    assert (comparison.pairs, comparison.results) == (8, ())
+    assert all("larger n" in left_out for left_out in comparison.untested if "pairs of prompts" in left_out)
 
 
 def test_identical_runs_have_no_test_and_no_nan(folders: Folders) -> None:
     """Two exact methods that share their random streams, such as greedy ones, give the same images."""
-    found = between(folders.make("a", MINE), folders.make("b", MINE, "method=sjd"))
-    assert found.tests == 0
-    text = wording.report(found)
+    comparison = between(folders.make("a", MINE), folders.make("b", MINE, "method=sjd"))
+    assert comparison.tests == 0
+    text = wording.report(comparison)
     assert "accepted_length is identical in all 40 images" in text
     assert "In 40 of 40 pairs " in text
-    assert "nan" not in (text + wording.to_csv(found)).lower()
+    assert "nan" not in (text + wording.to_csv(comparison)).lower()
     longer = [replace(r, latency_s=(r.latency_s or 0) + 3) for r in MINE]
     constant = between(folders.make("c", MINE), folders.make("d", longer, "method=sjd"))
     assert re.match("sjd .* 3.0000 s .* eagle_chain, in each of the 40 images", sentences(constant)["latency_s"])
 
 
 def test_a_batch_counts_once(folders: Folders) -> None:
-    """Its images share its seconds; what is no matter of the clock stays a matter of images."""
+    """Images of a batch share its seconds; all other values are counted per image."""
     rng = np.random.default_rng(0)
 
     def batched(size: int, seconds: np.ndarray) -> list[Record]:
@@ -303,13 +303,15 @@ def test_a_batch_counts_once(folders: Folders) -> None:
         return [image(i, 100 + i % 7, decode_s=s, text_s=s / 9, timed=1 + i // size, **more) for s, i in shares]
 
     a, b = rng.gamma(9, 1, N // 4), rng.gamma(9, 1, N // 8)
-    found = between(folders.make("a", batched(4, a)), folders.make("b", batched(8, b), "batch=8"))
-    batches, wanted = of(found, "decode_s"), paired(a.reshape(-1, 2).mean(1), b)
-    one, other = paired_test(batches), paired_test(wanted)
-    assert (batches.n, one.df) == (5, 4)
-    assert (batches.difference, one.p, one.wilcoxon) == pytest.approx((wanted.difference, other.p, other.wilcoxon))
-    assert of(found, "steps").n == N
-    assert "latency_s" not in [r.statistic.name for r in found.results]
+    comparison = between(folders.make("a", batched(4, a)), folders.make("b", batched(8, b), "batch=8"))
+    batches, wanted = of(comparison, "decode_s"), paired(a.reshape(-1, 2).mean(1), b)
+    by_batch, other = paired_test(batches), paired_test(wanted)
+    assert (batches.n, by_batch.df) == (5, 4)
+    assert (batches.difference, by_batch.p, by_batch.wilcoxon) == pytest.approx(
+        (wanted.difference, other.p, other.wilcoxon)
+    )
+    assert of(comparison, "steps").n == N
+    assert "latency_s" not in [r.statistic.name for r in comparison.results]
     alone = folders.make("c", [image(i, 100 + i % 5) for i in range(N)])
     mixed = between(alone, folders.make("d", batched(20, a), "batch=20"))
     assert mixed.untested[0].startswith("decode_s: only 2 pairs of batches")
@@ -319,36 +321,38 @@ def test_a_batch_counts_once(folders: Folders) -> None:
 
 
 def test_seconds_of_separate_passes_are_pointed_out(folders: Folders) -> None:
-    """Those of a run and its own baseline, which alternate, are not."""
-    separate = "A and B were timed in separate passes: the speed of the machine may have changed between them, and"
-    found = between(folders.make("a", MINE), folders.make("b", [replace(r, latency_s=9.0) for r in MINE], "method=sjd"))
-    assert f"{separate} latency_s with it." in found.remarks
-    both = [[replace(r, timed=2 * r.index + k) for r in MINE] for k in range(2)]
-    found = between(folders.make("c", both[0]), folders.make("d", both[1], "method=sjd"))
-    assert not [remark for remark in found.remarks if remark.startswith(separate)]
+    """Not for a run and its own baseline, which alternate."""
+    separate = "A and B were timed in separate passes: the speed of the machine, and with it"
+    comparison = between(
+        folders.make("a", MINE), folders.make("b", [replace(r, latency_s=9.0) for r in MINE], "method=sjd")
+    )
+    assert f"{separate} latency_s, may have changed in between." in comparison.remarks
+    passes = [[replace(r, timed=2 * r.index + k) for r in MINE] for k in range(2)]
+    comparison = between(folders.make("c", passes[0]), folders.make("d", passes[1], "method=sjd"))
+    assert not [remark for remark in comparison.remarks if remark.startswith(separate)]
 
 
 def test_seconds_of_a_timing_that_does_not_hold_are_not_compared(folders: Folders) -> None:
-    """Vanilla's half of B's pairs slows after half of them; A has no pairs."""
+    """Vanilla's part of B's pairs becomes slower after half of them; A has no pairs."""
     a = folders.make("a", MINE)
-    mine = [image(i, s, timed=2 * i + 1, done=i) for i, s in enumerate(steps(0))]
+    records = [image(i, s, timed=2 * i + 1, done=i) for i, s in enumerate(steps(0))]
     for slower in (1.0, 1.5):
         seconds = [256 * (slower if i >= N // 2 else 1) for i in range(N)]
         vanilla = [image(i, 256, timed=2 * i + 2, latency_s=s, decode_s=s, done=i) for i, s in enumerate(seconds)]
-        b = folders.make(f"b{slower}", mine, "method=cool_sd", baseline=vanilla)
-        for found in (between(a, b), between(f"{b}/baseline", b)):
-            tested = {r.statistic.name for r in found.results}
+        b = folders.make(f"b{slower}", records, "method=cool_sd", baseline=vanilla)
+        for comparison in (between(a, b), between(f"{b}/baseline", b)):
+            tested = {r.statistic.name for r in comparison.results}
             assert ("latency_s" in tested) == (slower == 1)
-            assert any(text.startswith("latency_s: over 40 pairs") for text in found.untested) == (slower != 1)
+            assert any(text.startswith("latency_s: over 40 pairs") for text in comparison.untested) == (slower != 1)
             assert "steps" in tested
 
 
-def test_what_a_run_lacks_is_reported(folders: Folders) -> None:
+def test_missing_parts_of_a_run_are_reported(folders: Folders) -> None:
     vanilla = [image(i, 256, drafted=0, accepted=0) for i in range(N)]
     older = [replace(r, log_prob_mean=None if r.index else -1.0) for r in MINE]
     run = folders.make("a", older, baseline=vanilla)
-    found = between(f"{run}/baseline", run)
-    assert found.untested == ("acceptance_rate: vanilla without one", "log_prob_mean: only 1 pairs of images")
+    comparison = between(f"{run}/baseline", run)
+    assert comparison.untested == ("acceptance_rate: vanilla without one", "log_prob_mean: only 1 pairs of images")
 
 
 def test_a_baseline_is_named_as_its_folder(folders: Folders) -> None:
@@ -381,17 +385,17 @@ def test_other_differences_than_the_method_are_reported(folders: Folders) -> Non
     assert "data scenes / scenes_classes" in between(a, folders.make("d", MINE, "data=scenes_classes")).remarks[0]
 
 
-def sentences(found: Comparison) -> dict[str, str]:
-    return {r.statistic.name: wording.sentence(r, found) for r in found.results}
+def sentences(comparison: Comparison) -> dict[str, str]:
+    return {r.statistic.name: wording.sentence(r, comparison) for r in comparison.results}
 
 
 def accepted(folders: Folders, shift: Callable[[int], float]) -> str:
-    """The sentence on runs whose accepted lengths differ by `shift` of the index, and nothing else."""
-    mine = [image(i, 100) for i in range(N)]
-    theirs = [replace(r, accepted_length=r.accepted_length + shift(r.index)) for r in mine]
+    """The sentence on two runs whose accepted lengths differ by `shift` of the index, and in nothing else."""
+    first = [image(i, 100) for i in range(N)]
+    second = [replace(r, accepted_length=r.accepted_length + shift(r.index)) for r in first]
     count = str(len(list(folders.root.iterdir())))
-    found = between(folders.make(f"a{count}", mine), folders.make(f"b{count}", theirs, "method=cool_sd"))
-    return sentences(found)["accepted_length"]
+    comparison = between(folders.make(f"a{count}", first), folders.make(f"b{count}", second, "method=cool_sd"))
+    return sentences(comparison)["accepted_length"]
 
 
 def test_a_sentence_has_the_difference_its_interval_and_its_test(folders: Folders) -> None:
@@ -403,31 +407,31 @@ def test_a_sentence_has_the_difference_its_interval_and_its_test(folders: Folder
         assert f"(95 % interval 0.334 to 0.366, paired t(39) = {t}, p = 1e-34, d_z = {d_z}: a large effect)" in text
     # +-1, +-2 ... +-20, and 1 more
     none = accepted(folders, lambda i: (-1) ** i * (i // 2 + 1) / 100 + 0.01)
-    assert "no difference in accepted_length" in none
+    assert "no significant difference in accepted_length" in none
     assert "cool_sd - eagle_chain = +0.01 (95 % interval -0.03 to 0.05, paired t(39) = 0.52, p = 0.61" in none
 
 
 def test_a_sentence_names_tests_that_disagree(folders: Folders, two: tuple[str, str]) -> None:
     # one wild image: the t-test sees nothing, the ranks do
     wild = accepted(folders, lambda i: -2.5 if i == 0 else 0.05 + 0.001 * i)
-    assert "no difference in accepted_length beyond noise" in wild
+    assert "no significant difference in accepted_length" in wild
     assert re.search(r"; the Wilcoxon signed-rank test [a-z ]+\(p = ", wild)
     # p = 0.03 alone is little among four tests
-    found = between(*two)
-    result = found.results[0]
+    comparison = between(*two)
+    result = comparison.results[0]
     test = replace(paired_test(result.paired), p=0.03, wilcoxon=0.5)
     weak = replace(result, paired=replace(result.paired, test=test), p_holm=0.12, wilcoxon_holm=1.0)
-    assert re.match("cool_sd accepts 0.*, but p = 0.12 .* 4 tests", wording.sentence(weak, found))
+    assert re.match("cool_sd accepts 0.*, but p = 0.12 .* 4 tests", wording.sentence(weak, comparison))
     tiny = replace(result, paired=replace(result.paired, test=replace(test, p=0.0)), p_holm=0.0, wilcoxon_holm=0.0)
-    assert "p < 1e-300" in wording.sentence(tiny, found)
+    assert "p < 1e-300" in wording.sentence(tiny, comparison)
 
 
 def test_the_screen_is_120_wide(folders: Folders) -> None:
     wide = {"tokens": 10**9, "accepted": 0, "latency_s": 1e5 / 3}
-    mine = [image(i, 10**8 + s, **wide) for i, s in enumerate(steps(0))]
-    theirs = [image(i, s, log_prob_mean=-1e7 / s) for i, s in enumerate(steps(1))]
+    first = [image(i, 10**8 + s, **wide) for i, s in enumerate(steps(0))]
+    second = [image(i, s, log_prob_mean=-1e7 / s) for i, s in enumerate(steps(1))]
     long = "{a}{}%s" + "x" * 90  # a folder's name may hold what a format string would fill in
-    text = wording.report(between(folders.make(f"{long}/a", mine), folders.make(f"{long}/b", theirs)))
+    text = wording.report(between(folders.make(f"{long}/a", first), folders.make(f"{long}/b", second)))
     assert f"/{long}/a" in text
     assert max(len(line) for line in text.splitlines() if long not in line) <= 120
     assert not any(line != line.rstrip() for line in text.splitlines())
@@ -440,12 +444,12 @@ def test_the_csv_has_its_columns(two: tuple[str, str], capsys: pytest.CaptureFix
     assert (tests[:2], "Holm" in tests, wrote) == ("4 ", True, f"wrote {out}")
     rows = cells_of(out)
     assert list(rows[0]) == list(wording.COLUMNS)
-    found = between(*two)
-    for row, result in zip(rows, found.results, strict=True):
+    comparison = between(*two)
+    for row, result in zip(rows, comparison.results, strict=True):
         assert row["statistic"] == result.statistic.name
         assert float(row["difference"]) == result.paired.difference
         assert (row["a"], row["b"], row["run_a"], row["run_b"]) == ("eagle_chain", "cool_sd", "run-a", "run-b")
-        assert row["sentence"] == wording.sentence(result, found)
+        assert row["sentence"] == wording.sentence(result, comparison)
         if result.paired.test is None:
             assert {row[name] for name in ("low", "p", "p_holm", "p_wilcoxon", "d_z", "effect")} == {""}
             continue
@@ -456,27 +460,27 @@ def test_the_csv_has_its_columns(two: tuple[str, str], capsys: pytest.CaptureFix
 def test_the_energy_distance_is_the_papers() -> None:
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(9, 3)), rng.normal(size=(9, 3)) + 1
-    both = np.concatenate([x, y])
-    a, b = (x - 5) / both.std(0), (y - 5) / both.std(0)
+    together = np.concatenate([x, y])
+    a, b = (x - 5) / together.std(0), (y - 5) / together.std(0)
     mean = lambda u, v: np.mean([np.linalg.norm(p - q) for p in u for q in v])  # noqa: E731
-    found = distribution_test(x, y)
-    assert found is not None
-    assert found.distance == pytest.approx(2 * mean(a, b) - mean(a, a) - mean(b, b), rel=1e-5)
+    result = distribution_test(x, y)
+    assert result is not None
+    assert result.distance == pytest.approx(2 * mean(a, b) - mean(a, a) - mean(b, b), rel=1e-5)
     still = np.concatenate([x, np.ones((9, 2))], 1), np.concatenate([y, np.ones((9, 2))], 1)
-    assert distribution_test(*still) == found  # numbers that never change say nothing
-    assert distribution_test(*(part[::-1] for part in still)).distance == pytest.approx(found.distance, rel=1e-5)  # type: ignore[union-attr]
+    assert distribution_test(*still) == result  # numbers that never change say nothing
+    assert distribution_test(*(part[::-1] for part in still)).distance == pytest.approx(result.distance, rel=1e-5)  # type: ignore[union-attr]
 
 
 def test_p_values_of_equal_distributions_are_uniform() -> None:
-    """Pairs that share something of their prompt, but nothing else: p <= 0.2 in a fifth of 300 cases, within four
-    standard errors of a share of 300, 4 * sqrt(0.2 * 0.8 / 300) = 0.092, and half a swap of 99."""
+    """Pairs have in common only a part that depends on their prompt. p <= 0.2 in a fifth of 300 cases, within four
+    standard errors, 4 * sqrt(0.2 * 0.8 / 300) = 0.092, and half a swap of 99."""
     rng, n, hits = np.random.default_rng(0), 25, 0
     for _ in range(300):
         shared = rng.normal(size=(n, 4))
-        one, two = (shared + rng.exponential(size=(n, 4)) for _ in "ab")
-        found = distribution_test(one, two, swaps=99)
-        assert found is not None
-        hits += found.p <= 0.2
+        first, second = (shared + rng.exponential(size=(n, 4)) for _ in "ab")
+        result = distribution_test(first, second, swaps=99)
+        assert result is not None
+        hits += result.p <= 0.2
     assert abs(hits / 300 - 0.2) < 0.1
 
 
@@ -484,10 +488,10 @@ def test_other_distributions_are_detected() -> None:
     """Another mean, another spread, and other dependences between the same numbers."""
     x, y = np.random.default_rng(2).normal(size=(2, 200, 4))
     for what, other in (("mean", y + 0.5), ("spread", 1.5 * y), ("dependence", np.sort(y, 1))):
-        found = distribution_test(x, other)
-        assert found is not None
-        assert found.p == 0.001, what  # none of the 999 swaps
-        assert found.distance > 3 * found.swapped, what
+        result = distribution_test(x, other)
+        assert result is not None
+        assert result.p == 0.001, what  # none of the 999 swaps
+        assert result.distance > 3 * result.swapped, what
 
 
 def test_distributions_of_features_are_compared(scored: tuple[str, str, np.ndarray, np.ndarray]) -> None:
@@ -495,19 +499,19 @@ def test_distributions_of_features_are_compared(scored: tuple[str, str, np.ndarr
     for folder, outputs in ((a, x), (b, y + 2)):
         score(folder, "scenes_fid", "features@1", outputs, prompts=False)
         score(folder, "scenes_reward", "reader@1", outputs)  # no feature extractor
-    found = between(a, b)
-    assert found.distribution_tests == {"features@1": distribution_test(x, y + 2)}
-    text = wording.report(found)
+    comparison = between(a, b)
+    assert comparison.distribution_tests == {"features@1": distribution_test(x, y + 2)}
+    text = wording.report(comparison)
     assert re.search(r"features@1 .*eagle_chain and cool_sd.* energy distance of 40 pairs", " ".join(text.split()))
-    row = list(csv.DictReader(io.StringIO(wording.to_csv(found))))[-1]
+    row = list(csv.DictReader(io.StringIO(wording.to_csv(comparison))))[-1]
     assert (row["statistic"], row["scorer"], float(row["p"])) == ("distribution", "features@1", 0.001)
 
 
 def score(folder: str, metric: str, scorer: str, outputs: np.ndarray, prompts: bool = True) -> None:
-    """Caches outputs of the images of a run, as scoring does."""
-    mine = read(folder).records
+    """Caches the scorer outputs of a run's images, as scoring does."""
+    records = read(folder).records
     cached = metrics.Outputs(Path(folder))
-    keys = [image_key(mine[i].sha256, mine[i].prompt if prompts else None) for i in range(len(outputs))]
+    keys = [image_key(records[i].sha256, records[i].prompt if prompts else None) for i in range(len(outputs))]
     cached.cache(scorer).add(keys, outputs)
     cached.name(metric, scorer)
 
@@ -516,22 +520,22 @@ def score(folder: str, metric: str, scorer: str, outputs: np.ndarray, prompts: b
 def scored(folders: Folders) -> tuple[str, str, np.ndarray, np.ndarray]:
     """Two runs, and scorer outputs (N, 3) for their images: the first number is the reward."""
     rng = np.random.default_rng(0)
-    mine = [image(i, 100, sha256=f"a{i}") for i in range(N)]
-    theirs = [replace(r, sha256=f"b{r.index}") for r in mine]
+    first = [image(i, 100, sha256=f"a{i}") for i in range(N)]
+    second = [replace(r, sha256=f"b{r.index}") for r in first]
     x = rng.normal(size=(N, 3)).astype(np.float32)
     y = (x + 0.1 * rng.normal(size=x.shape)).astype(np.float32)
-    return folders.make("a", mine), folders.make("b", theirs, "method=cool_sd"), x, y
+    return folders.make("a", first), folders.make("b", second, "method=cool_sd"), x, y
 
 
 def test_scores_per_image_are_compared(scored: tuple[str, str, np.ndarray, np.ndarray]) -> None:
     a, b, x, y = scored
     score(a, "scenes_reward", "reader@1", x)
     score(b, "scenes_reward", "reader@1", y[:30])  # ten were not scored
-    found = between(a, b)
-    assert of(found, "scenes_reward") == paired(x[:30, 0].astype(np.float64), y[:30, 0].astype(np.float64))
-    assert found.results[-1].scorer == "reader@1"
-    assert found.tests == 1
-    assert "scenes_reward" in sentences(found)["scenes_reward"]
+    comparison = between(a, b)
+    assert of(comparison, "scenes_reward") == paired(x[:30, 0].astype(np.float64), y[:30, 0].astype(np.float64))
+    assert comparison.results[-1].scorer == "reader@1"
+    assert comparison.tests == 1
+    assert "scenes_reward" in sentences(comparison)["scenes_reward"]
 
 
 def test_scores_that_do_not_compare_are_named(scored: tuple[str, str, np.ndarray, np.ndarray]) -> None:
@@ -562,12 +566,12 @@ def test_damaged_scores_are_named(scored: tuple[str, str, np.ndarray, np.ndarray
 
 @pytest.mark.usefixtures("any_n")
 def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Features of the distribution of the real images in A, of a wider one in B."""
+    """A has features with the distribution of the real images, B with a wider one."""
     from specbench.data import scenes
     from specbench.metrics import scenes_reference
 
-    one = metrics.metric("scenes_fid", metrics.ScoringContext(metrics.ASSETS, Path()))
-    reference = scenes_reference.whole_world(scenes.WORLD, one.path, one.cache_key, "cpu")
+    metric = metrics.metric("scenes_fid", metrics.ScoringContext(metrics.ASSETS, Path()))
+    reference = scenes_reference.whole_world(scenes.WORLD, metric.path, metric.cache_key, "cpu")
     # torchmetrics takes seconds to import, and test_metrics looks at the value
     here = reference.mean, reference.covariance
     monkeypatch.setattr(frechet, "distance", lambda features, *_: distance(features, *here))
@@ -578,28 +582,28 @@ def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypat
     x = real + noise[0] @ vectors.numpy().T
     y = real + (0.9 * noise[0] + 0.9 * noise[1]) @ vectors.numpy().T  # of larger variance, and paired with x
     prompts = [scenes.sample("validation", i).caption for i in range(n)]
-    mine = [image(i, 100, sha256=f"a{i}", prompt=prompt) for i, prompt in enumerate(prompts)]
-    a = folders.make("a", mine)
-    b = folders.make("b", [replace(r, sha256=f"b{r.index}") for r in mine], "method=cool_sd")
+    records = [image(i, 100, sha256=f"a{i}", prompt=prompt) for i, prompt in enumerate(prompts)]
+    a = folders.make("a", records)
+    b = folders.make("b", [replace(r, sha256=f"b{r.index}") for r in records], "method=cool_sd")
     for folder, outputs in ((a, x), (b, y)):
-        score(folder, "scenes_fid", one.cache_key, outputs.astype(np.float32), prompts=False)
-    found = between(a, b)
-    paired_values = of(found, "scenes_fid")
+        score(folder, "scenes_fid", metric.cache_key, outputs.astype(np.float32), prompts=False)
+    comparison = between(a, b)
+    paired_values = of(comparison, "scenes_fid")
     test = paired_test(paired_values)
     assert (test.df, test.wilcoxon, test.d_z) == (n - 1, None, None)
-    # the two values are those of two rows, and the difference is surer than of two runs that are not paired
-    alone = [one.score(outputs.astype(np.float32), data.load(read(a).cfg | {"n": n}))[0] for outputs in (x, y)]
+    # the two values are in two rows, and the difference is surer than of two runs that are not paired
+    alone = [metric.score(outputs.astype(np.float32), data.load(read(a).cfg | {"n": n}))[0] for outputs in (x, y)]
     assert (paired_values.mean_a, paired_values.mean_b) == pytest.approx((alone[0].value, alone[1].value))
     unpaired = 1.96 * math.hypot(alone[0].stderr or 0, alone[1].stderr or 0)
     assert test.high - paired_values.difference < 0.9 * unpaired
-    text = sentences(found)["scenes_fid"]
+    text = sentences(comparison)["scenes_fid"]
     assert re.search(
         r"scenes_fid.* higher \(worse\) with cool_sd than with eagle_chain \(95 % interval .*, paired t\(139\) = ", text
     )
     assert "effect" not in text
-    few = between(a, folders.make("c", [replace(r, sha256=f"b{r.index}") for r in mine[:100]]))
+    few = between(a, folders.make("c", [replace(r, sha256=f"b{r.index}") for r in records[:100]]))
     assert few.untested[-1] == "scenes_fid: B was not scored by it; score both with specbench evaluate"
-    score(few.b.argument, "scenes_fid", one.cache_key, y[:100].astype(np.float32), prompts=False)
+    score(few.b.argument, "scenes_fid", metric.cache_key, y[:100].astype(np.float32), prompts=False)
     assert re.match(r"scenes_fid: .*\b100 pairs\b", between(a, few.b.argument).untested[-1])
 
 
@@ -662,7 +666,7 @@ def test_words_that_name_no_run(
         ([a], "compare takes A B"),
         ([a, b, a], "compare takes A B"),
         ([a, f"{b}/nope"], "there is no "),
-        ([a, str(tmp_path)], f"holds 2 of them; name one, such as {a}"),
+        ([a, str(tmp_path)], f"contains 2 of them; name one, such as {a}"),
         ([a, "/"], "has no records of a run"),
         ([a, f"{b}/config.yaml"], "has no records of a run"),
         ([a, b, f"out={tmp_path}"], "it is a folder"),

@@ -1,5 +1,5 @@
-"""Blocks that are compiled by `torch.compile` compute what plain blocks compute, and one compilation serves all layers
-of the same shapes."""
+"""Blocks compiled by `torch.compile` compute the same as plain blocks, and one compilation serves all layers of the
+same shapes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def new_compilations() -> Iterator[None]:
 
 
 def traced(compilations: Counter[str]) -> Callable[[], BlockCall]:
-    """Compiles by PyTorch's own operations: where the trace has a break, an error. Counts compilations by the shape of
+    """Compiles with PyTorch's own operations; a break in the trace is an error. Counts compilations by the shape of
     their input."""
     from torch._dynamo.backends.debugging import aot_eager
 
@@ -55,7 +55,7 @@ def llamagen() -> tuple[Any, Any]:
 
 
 def unified() -> tuple[Any, Any]:
-    """A target with an image grammar, norms of queries and keys, two query heads a key head, and a padded prompt."""
+    """A target with an image grammar, norms of queries and keys, two query heads per key head, and a padded prompt."""
     torch.manual_seed(0)
     target = Unified(UnifiedConfig(32, 2, 4, 2, 48, 8, qk_norm=2), image_tokens(torch.arange(5), 3, 3, 5, [6]))
     for p in target.parameters():
@@ -79,15 +79,17 @@ def unified() -> tuple[Any, Any]:
 def test_compiled_steps_give_the_same_bits(
     make: Callable[[], tuple[Any, Any]], name: str, shapes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In float32, with products that are one operation, as on CUDA. One compilation for all layers of the same shapes,
-    and none for a prefill."""
+    """In float32, with products that are one operation, as on CUDA. One compilation serves all layers of the same
+    shapes; a prefill is not compiled."""
     monkeypatch.setattr(ops, "product", F.linear)
-    target, given = make()
+    target, conditioning = make()
     config = DecoderConfig(target, test_engine.DRAFTERS[name](target), exact(), SAMPLING, emitted_draws=2)
-    made: Counter[str] = Counter()
-    engine = Graphs(compiling(test_engine.at_once, traced(made)))
-    assert tiny.equal(*(tiny.results(decode(config, given, tiny.rng(2), one)) for one in (engine, None)))
-    assert made.total() == shapes
+    compilations: Counter[str] = Counter()
+    engine = Graphs(compiling(test_engine.at_once, traced(compilations)))
+    assert tiny.equal(
+        *(tiny.results(decode(config, conditioning, tiny.rng(2), executed)) for executed in (engine, None))
+    )
+    assert compilations.total() == shapes
 
 
 def one_pass(blocks: nn.ModuleList, nodes: int, record: Recorder) -> tuple[Tensor, KVCache]:
@@ -110,21 +112,21 @@ def one_pass(blocks: nn.ModuleList, nodes: int, record: Recorder) -> tuple[Tenso
 
 @torch.inference_mode()
 def test_there_are_more_shapes_than_dynamo_compiles_by_default() -> None:
-    made: list[Any] = []
+    graphs: list[Any] = []
     call = torch.compile(
-        call_block, backend=lambda module, given: made.append(module) or module, fullgraph=True, dynamic=False
+        call_block, backend=lambda module, inputs: graphs.append(module) or module, fullgraph=True, dynamic=False
     )
     blocks = nn.ModuleList([Block(BlockConfig(16, 2, 2, 24)).bfloat16()])
     for nodes in range(1, 11):
         one_pass(blocks, nodes, compiling(test_engine.at_once, lambda: call))
-    assert len(made) == 10 > torch._dynamo.config.recompile_limit
+    assert len(graphs) == 10 > torch._dynamo.config.recompile_limit
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 @pytest.mark.filterwarnings("error:Torchinductor does not support code generation for complex")
 @torch.inference_mode()
 def test_inductor_compiles_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without numbers of complex type, and without a copy of the cache."""
+    """Without complex numbers, and without a copy of the cache."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch.manual_seed(0)
     blocks = nn.ModuleList(Block(BlockConfig(32, 4, 2, 48)) for _ in range(2)).bfloat16()

@@ -39,7 +39,7 @@ def test_models_of_vectors_have_methods_of_their_own() -> None:
 
 
 def test_every_choice_composes_with_others_and_the_command_line_wins() -> None:
-    """Every preset, rule and drafter at least once, most of them with parts that no preset pairs."""
+    """Every preset, rule and drafter at least once, mostly with parts that no preset combines."""
     for number in range(max(len(METHODS), len(RULES), len(DRAFTERS))):
         method, rule = METHODS[number % len(METHODS)], RULES[number % len(RULES)]
         drafter = DRAFTERS[-number % len(DRAFTERS)]
@@ -63,7 +63,7 @@ CLASSES = {
 
 
 def test_a_real_model_has_nothing_of_an_embedded_world() -> None:
-    """Neither by default, nor with any prompts, nor on request."""
+    """Not by default, not with any prompts, and not on request."""
     for model in [name for name in parameters.choices("model") if "scenes" not in name]:
         cfg = configuration.compose([f"model={model}"])
         assert cfg["data"] == ("imagenet" if model in CLASSES else "parti"), model
@@ -78,7 +78,7 @@ def test_a_real_model_has_nothing_of_an_embedded_world() -> None:
             assert "embedded world" in usage_error(configuration.compose, [f"model={model}", f"metrics={metrics}"])
 
 
-def test_embedded_models_have_their_own_world_and_served_ones_that_of_the_prompts() -> None:
+def test_embedded_models_have_their_own_world_and_served_ones_the_world_of_the_prompts() -> None:
     scenes = ["scenes_fid", "scenes_clip", "scenes_reward"]
     for model, data in (("llamagen_scenes", "scenes"), ("mar_scenes", "scenes_classes")):
         cfg = configuration.compose([f"model={model}"])
@@ -120,8 +120,8 @@ def test_every_choice_has_a_line_and_every_parameter_is_documented() -> None:
     assert parameters.common() <= set(parameters.table())
 
 
-def test_the_choices_of_a_parameter_are_those_of_the_code_that_reads_it() -> None:
-    """The table of parameters imports no decoder, so both list them."""
+def test_the_choices_of_a_parameter_match_the_code_that_reads_it() -> None:
+    """The table of parameters imports no decoder, so both have the list."""
     listed = {"init": INITS, "coupling": COUPLINGS, "proximity": MEASURES}
     assert {name: parameters.table()[name].choices for name in listed} == listed
 
@@ -192,13 +192,13 @@ def test_a_bad_word_costs_one_sentence() -> None:
         ("protocol=nope", "unknown protocol 'nope' (choose from: coolsd_fig4, coolsd_fig5, "),
         ("protocol=sjd_table4@2", "protocol sjd_table4 has version 1 here, not 2: write protocol=sjd_table4, or "),
         ("protocol=sjd_table4,sjd_table3", "add -m"),
-        ("protocol=null,sjd_table4", "null means no protocol and stands alone"),
+        ("protocol=null,sjd_table4", "null means no protocol; run it separately"),
         ("protocol=true", "unknown protocol 'True'"),
         ("hydra/launcher=nope", "Could not find 'hydra/launcher/nope'"),
     ]:
-        found = usage_error(configuration.grid, word.split(), False)
-        assert sentence in found, word
-        assert "\n" not in found, word
+        message = usage_error(configuration.grid, word.split(), False)
+        assert sentence in message, word
+        assert "\n" not in message, word
 
 
 def test_a_value_outside_its_range_is_refused() -> None:
@@ -219,12 +219,12 @@ def test_a_launcher_that_is_not_installed_names_its_extra(monkeypatch: pytest.Mo
         ("hydra/launcher=slurm", "slurm"),
         ("hydra/launcher=ray", "ray"),
     ]:
-        found = usage_error(configuration.grid, [word, "delta=1,2"], True)
-        assert word in found, word
-        assert found.endswith(install(extra)), word
+        message = usage_error(configuration.grid, [word, "delta=1,2"], True)
+        assert word in message, word
+        assert message.endswith(install(extra)), word
 
 
-def test_a_parameter_of_another_rule_says_whose_it_is_and_what_there_is() -> None:
+def test_a_parameter_of_another_rule_names_its_rules_and_the_parameters() -> None:
     with pytest.raises(UsageError) as raised:
         configuration.compose(["method=eagle1", "delta=1.1"])
     assert "method 'eagle1'" in str(raised.value)
@@ -267,10 +267,10 @@ def test_a_checked_number_is_always_in_range(value: object) -> None:
         assert 0 < delta < math.inf
 
 
-def test_validate_refuses_what_is_missing() -> None:
+def test_validate_refuses_missing_values() -> None:
     cfg = configuration.compose().plain()
     del cfg["seed"], cfg["n"]
-    with pytest.raises(UsageError, match="lacks seed and n"):
+    with pytest.raises(UsageError, match="has no seed and n"):
         parameters.validate(cfg)
 
 
@@ -285,7 +285,7 @@ def _choices() -> list[composition.Choices]:
     files = {group: list(parameters.choices(group)) for group in parameters.groups() if group != "experiment"}
     presets = len(files["method"])
     assert max(map(len, files.values())) <= presets + len(files["drafter"])
-    found: list[composition.Choices] = [
+    choices: list[composition.Choices] = [
         {
             group: names[i % len(names)]
             for group, names in files.items()
@@ -296,14 +296,14 @@ def _choices() -> list[composition.Choices]:
     grids = [
         {"experiment": name, **more} for name in parameters.choices("experiment") for more in ({}, {"rule": "exact"})
     ]
-    return [{}, *found, *grids, {"metrics": ["kid", "clip_b32"]}, {"metrics": []}]
+    return [{}, *choices, *grids, {"metrics": ["kid", "clip_b32"]}, {"metrics": []}]
 
 
 def test_composition_without_hydra_gives_what_hydra_gives() -> None:
     for choices in _choices():
-        mine, theirs = composition.compose(choices), _by_hydra(choices)
-        assert mine == theirs, choices
-        assert list(mine["metrics"]) == list(theirs["metrics"])  # a row names them in their order
+        composed, expected = composition.compose(choices), _by_hydra(choices)
+        assert composed == expected, choices
+        assert list(composed["metrics"]) == list(expected["metrics"])  # a row names them in their order
 
 
 def test_what_only_hydra_can_compose_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,7 +327,7 @@ def test_what_only_hydra_can_compose_is_left_to_it(tmp_path: Path, monkeypatch: 
 
 
 def test_a_composed_configuration_belongs_to_its_caller() -> None:
-    one = composition.compose({"metrics": "fid"})
-    assert one
-    one["metrics"]["fid"]["resize"] = one["metrics"]["more"] = "changed"
+    first = composition.compose({"metrics": "fid"})
+    assert first
+    first["metrics"]["fid"]["resize"] = first["metrics"]["more"] = "changed"
     assert composition.compose({"metrics": "fid"}) == _by_hydra({"metrics": "fid"})

@@ -45,8 +45,8 @@ from specbench.models.mar_sampling import Guided
 
 
 class Chain(MaskedSession):
-    """Closed forms: a token's condition is the mean of the known tokens, wherever they are; then mean = keep[t] x +
-    pull z + shift and log variance = level[t] + swing tanh(z)."""
+    """A model with closed forms. The condition of a token is the mean of the known tokens, wherever they are; then mean
+    = keep[t] x + pull z + shift and log variance = level[t] + swing tanh(z)."""
 
     def __init__(self, length: int, keep: list[float], level: list[float], shift=0.0, pull=0.0, swing=0.0, dim=1):
         self.length, self.dim, self.steps = length, dim, len(keep)
@@ -93,9 +93,9 @@ def test_log_normal_is_scipys() -> None:
     x, mean, log_variance = g.normal(size=(3, 7, 4))
     spread = 0.7 * np.exp(0.5 * log_variance)
     for inner in (1.0, 42.0):  # it shrinks the distance from the mean; the density's height stays
-        found = log_normal(*map(torch.from_numpy, (x, mean, log_variance)), temperature=0.7, inner=inner)
+        density = log_normal(*map(torch.from_numpy, (x, mean, log_variance)), temperature=0.7, inner=inner)
         wanted = stats.norm.logpdf((x - mean) / inner + mean, mean, spread).sum(-1)
-        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+        np.testing.assert_allclose(density, wanted, rtol=1e-12)
 
 
 def test_the_density_of_a_path_is_scipys() -> None:
@@ -123,7 +123,7 @@ def test_a_large_batch_of_moments_is_cut(monkeypatch: pytest.MonkeyPatch) -> Non
     density = log_density(model, path, z, rule)
     monkeypatch.setattr(trajectory, "HEAD_ROWS", 2)
     # Products of other shapes may sum in another order. Each of the head's two has at most 8 terms and a bias: its
-    # result is that of weights that differ by 9 * 2**-24 = 5.4e-7. A relative change of 1e-6 in z moves these states
+    # result is as with weights that differ by 9 * 2**-24 = 5.4e-7. A relative change of 1e-6 in z moves these states
     # and densities by 1.4e-5 (measured), and 8 steps follow each other: 2 * 0.54 * 1.4e-5 * 8 = 1.2e-4. A wrong row
     # moves them by 1.
     near = {"rtol": 0, "atol": 2e-4}
@@ -163,7 +163,7 @@ BY_CRITERION = {
 
 @pytest.mark.parametrize("name", BY_CRITERION)
 def test_one_token_against_integrals(name: str) -> None:
-    """Two steps, the last of which forgets x_1. A draft is kept with min(1, S p' / q') and else drawn from p max(0, 1 -
+    """Two steps; the last one forgets x_1. A draft is kept with min(1, S p' / q') and else drawn from p max(0, 1 -
     q' / S p'), where p' and q' are the softened densities and S is the paper's factor."""
     rule, n = BY_CRITERION[name], 40_000
     # log variances of the first step: Sigma = exp(0.5 (0.6 - -0.3))
@@ -187,32 +187,32 @@ def test_one_token_against_integrals(name: str) -> None:
     fresh = out.tokens[~accepted].flatten().numpy()
     assert stats.kstest(fresh, lambda t: np.interp(t, x, cdf)).pvalue > 1e-4  # one seed in 10,000
     # the number of proposals is geometric: its mean is 1 / mass, its deviation sqrt(1 - mass) / mass
-    tries = torch.tensor([some[0] for some in out.trace.proposals if some]).double()
+    tries = torch.tensor([proposals[0] for proposals in out.trace.proposals if proposals]).double()
     assert len(tries) == len(fresh)
     if mass > 0.1:  # fewer than 1 in 10**4 come near the bound of 100
         assert float(tries.mean()) == pytest.approx(1 / mass, abs=4.5 * math.sqrt(1 - mass) / mass / len(tries) ** 0.5)
     if name in ("exact", "a lower temperature", "not aligned"):
-        assert kept == pytest.approx(1 - mass, abs=1e-6)  # the rest of q is what p lacks
+        assert kept == pytest.approx(1 - mass, abs=1e-6)  # the rest of q is the mass that p does not have
     first = out.trace.first[:, 0].double()
     assert float(first.mean()) == pytest.approx(kept, abs=4.5 * float(first.std()) / n**0.5)
 
 
 def test_few_tries_leave_the_targets_own_proposal() -> None:
-    """With one try a rejected token is the target's sample, whatever became of it, and a fallback is counted for
-    those that would have been proposed again."""
+    """With one try, a rejected token is the target's sample in any case. A fallback is counted for each one that would
+    have been proposed again."""
     target, drafter = Chain(1, [0.0], [P[1]], P[0]), Chain(1, [0.0], [Q[1]], Q[0])
     out = decode(target, drafter, ContinuousRule(gamma=1, proposals=1), None, rng(20_000))
     fresh = out.tokens[~out.trace.kept[:, 0]].flatten().numpy()
     assert stats.kstest(fresh, stats.norm(P[0], math.exp(P[1] / 2)).cdf).pvalue > 1e-4
-    assert {some[0] for some in out.trace.proposals if some} == {1}
+    assert {tries[0] for tries in out.trace.proposals if tries} == {1}
     full = decode(target, drafter, ContinuousRule(gamma=1, proposals=1000), None, rng(20_000))
     assert int(full.trace.fallbacks.sum()) == 0
-    assert out.trace.fallbacks.tolist() == [int(some != [] and some[0] > 1) for some in full.trace.proposals]
+    assert out.trace.fallbacks.tolist() == [int(tries != [] and tries[0] > 1) for tries in full.trace.proposals]
 
 
 def simulate(target: Chain, drafter: Chain, rule: ContinuousRule, n: int) -> np.ndarray:
-    """How many tokens of a first draft of rule.gamma are accepted, n times, written anew: plain NumPy, one draft token
-    after another, min(1, p / q)."""
+    """The number of accepted tokens of a first draft of rule.gamma, n times, written again in plain NumPy: one draft
+    token after another, min(1, p / q)."""
     g = np.random.default_rng(0)
     steps = target.steps
     drafts, alive, accepted = np.zeros((n, 0)), np.ones(n, bool), np.zeros(n, int)
@@ -225,16 +225,16 @@ def simulate(target: Chain, drafter: Chain, rule: ContinuousRule, n: int) -> np.
         seen = drafts.mean(1) if i else np.zeros(n)
         verified = np.zeros(n) if rule.verify == "parallel" else seen
         x = g.normal(size=n)
-        own = x if rule.align else g.normal(size=n)
+        drawn = x if rule.align else g.normal(size=n)
         log_ratio = np.zeros(n)
         for t in reversed(range(steps)):
             mean_q, wide_q = step(drafter, x, t, seen)
-            mean_p, wide_p = step(target, x if rule.criterion == "path" else own, t, verified)
+            mean_p, wide_p = step(target, x if rule.criterion == "path" else drawn, t, verified)
             noise = g.normal(size=n)
             x = mean_q + wide_q * noise
             if t == 0 or rule.criterion == "path":
                 log_ratio += stats.norm.logpdf(x, mean_p, wide_p) - stats.norm.logpdf(x, mean_q, wide_q)
-            own = mean_p + wide_p * (noise if rule.align else g.normal(size=n))
+            drawn = mean_p + wide_p * (noise if rule.align else g.normal(size=n))
             if t > 0 and rule.criterion == "paper":
                 log_ratio += np.log(wide_q) - np.log(wide_p)
         alive &= g.uniform(size=n) < np.exp(np.minimum(0, log_ratio))
@@ -248,8 +248,8 @@ LENGTHS = ("exact", "not aligned", "path", "paper", "parallel")
 
 @pytest.mark.parametrize("rule", [*(RULES[name] for name in LENGTHS), ContinuousRule(gamma=7, temperature=0.8)])
 def test_the_first_drafts_length_against_a_simulation(rule: ContinuousRule) -> None:
-    """The share of every length, from 15,000 images and as many simulated drafts: within 4.5 standard errors of their
-    difference, which fails by chance once in 150,000 lengths."""
+    """The share of every length, from 15,000 images and as many simulated drafts, within 4.5 standard errors of the
+    difference; this fails by chance once in 150,000 lengths."""
     n = 15_000
     target = Chain(5, [0.7, 0.6, 0.8], [-1.0, -0.8, -0.6], 0.2, pull=0.5, swing=0.6)
     drafter = Chain(5, [0.65, 0.6, 0.7], [-0.9, -0.8, -0.8], 0.1, pull=0.35, swing=0.3)
@@ -263,11 +263,11 @@ def test_the_first_drafts_length_against_a_simulation(rule: ContinuousRule) -> N
 
 
 def plain(model, rule, keys, tokens_per_pass):
-    """Images one by one, pass by pass; the loop's noise, and an order from its stream."""
+    """Decode images one by one, pass by pass, with the loop's noise and an order from its stream."""
     images, orders = [], []
     for key in keys:
-        own = RandomStreams([key])
-        order = own.uniform(torch.zeros(1, dtype=torch.int64), verify.ORDER, model.length)[0].argsort().tolist()
+        stream = RandomStreams([key])
+        order = stream.uniform(torch.zeros(1, dtype=torch.int64), verify.ORDER, model.length)[0].argsort().tolist()
         tokens, known = torch.zeros(model.length, model.dim), torch.zeros(model.length, dtype=torch.bool)
         begin = 0
         for count in tokens_per_pass:
@@ -277,7 +277,7 @@ def plain(model, rule, keys, tokens_per_pass):
                 z = model.condition(
                     tokens[None], known[None], torch.tensor([0]), position, torch.tensor([[number]]), begin
                 )[:, 0]
-                noise = normal(own, torch.tensor([number]), verify.NOISE, model.steps + 1, model.dim)[0]
+                noise = normal(stream, torch.tensor([number]), verify.NOISE, model.steps + 1, model.dim)[0]
                 x = noise[model.steps]
                 for t in reversed(range(model.steps)):
                     mean, log_variance = model.moments(x[None], torch.tensor([t]), z)
@@ -311,8 +311,8 @@ def test_vanilla_is_a_plain_loop(options: dict[str, Any], tokens_per_pass: tuple
 
 @pytest.mark.parametrize(("criterion", "gamma"), [("exact", 1), ("paper", 2), ("path", 9), ("exact", 9)])
 def test_a_drafter_that_is_the_target_is_vanilla(criterion: str, gamma: int) -> None:
-    """Noise is keyed by a token's number in the order of generation: draft, verification and vanilla
-    decoding share it."""
+    """The key of a token's noise is its number in the order of generation: draft, verification and vanilla decoding
+    share it."""
     for name in ("d1t5", "d2t4"):
         model = built_in(name).target
         for prefill in (0.0, 0.3):
@@ -321,18 +321,18 @@ def test_a_drafter_that_is_the_target_is_vanilla(criterion: str, gamma: int) -> 
             torch.testing.assert_close(out.tokens, alone.tokens, rtol=0, atol=1e-6)
             assert torch.equal(out.accepted, out.drafted)
             before = math.ceil(prefill * model.length)
-            passes = before + math.ceil((model.length - before) / (gamma + 1))  # a token behind each draft is free
+            passes = before + math.ceil((model.length - before) / (gamma + 1))  # a token after each draft is free
             assert out.steps.tolist() == [passes] * 9
             assert sum(map(len, out.trace.proposals)) == 0
 
 
 @pytest.mark.parametrize("name", ["exact", "path", "released", "block", "layers", "vanilla"])
 def test_recorded_trajectories_change_nothing(name: str) -> None:
-    """Batch after batch by one engine, of other sizes too; what an earlier one gave stays what it was."""
+    """One engine decodes batch after batch, also of other sizes; the results of an earlier batch do not change."""
     pair, engine = built_in("d2t4"), Graphs(at_once)
     batches = [(3, 0), (3, 1), (5, 2)]
-    in_place = [results(of_pair(pair, RULES[name], rng(*some), engine=engine)) for some in batches]
-    assert equal(in_place, [results(of_pair(pair, RULES[name], rng(*some))) for some in batches])
+    in_place = [results(of_pair(pair, RULES[name], rng(*batch), engine=engine)) for batch in batches]
+    assert equal(in_place, [results(of_pair(pair, RULES[name], rng(*batch))) for batch in batches])
     assert 1 < len(engine._calls) <= engine.most_calls
 
 
@@ -344,7 +344,7 @@ def reduced(steps: int = 2, device: str = "cpu") -> Guided:
 
 
 def under_way(rule: ContinuousRule, rows: int, device: str = "cpu") -> ContinuousDecoding:
-    """After a pass of each kind, and before the last one."""
+    """The state after a pass of each kind, and before the last one."""
     rule = rule if rule.gamma else ContinuousRule(tokens_per_pass=(1, 2))
     labels, target, drafter = torch.arange(rows, device=device) % 4, reduced(device=device), reduced(device=device)
     images = ContinuousDecoding(target, drafter, replace(rule, prefill=0.1), labels, rng(rows, device=device))
@@ -362,7 +362,7 @@ def go_on(images: ContinuousDecoding) -> None:
 @pytest.mark.parametrize("name", ["vanilla", "exact", "continue"])
 @torch.inference_mode()
 def test_no_pass_waits_for_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some of them: test_capture, which needs Triton, looks at all."""
+    """Some passes: test_capture, which needs Triton, checks all."""
     monkeypatch.setattr(loop, "compacts", lambda device: False)
     images = under_way(RULES[name], 3)
     with numbers_unknown(images):
@@ -374,10 +374,12 @@ def test_no_pass_waits_for_the_host(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("built", [False, True])
 @pytest.mark.parametrize("name", RULES)
-def test_an_image_does_not_depend_on_those_beside_it(name: str, built: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seven images in one batch, and through three rows: each is what it is alone, and takes no more passes, whether or
-    not the host asks which images are done. If not, passes are over all, also over those that are done, of which there
-    are some with the built-in models. Those of MAR have classes of their own."""
+def test_an_image_does_not_depend_on_the_other_images_of_its_batch(
+    name: str, built: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven images in one batch, and through three rows: each is the same as alone, and takes no more passes, whether
+    or not the host asks which images are done. If not, a pass computes all images, also finished ones, which occur with
+    the built-in models. MAR's images have a class each."""
     pair = built_in("d1t5")
     target, drafter = (pair.target, pair.drafter) if built else (reduced(), reduced())
     rule, count, labels = replace(RULES[name], prefill=0.2, proposals=4), 7, torch.tensor([2, 0, 3, 1, 1, 2, 0])
@@ -386,12 +388,12 @@ def test_an_image_does_not_depend_on_those_beside_it(name: str, built: bool, mon
     for compact in (True, False):
         monkeypatch.setattr(loop, "compacts", lambda device, compact=compact: compact)
         parts = [(range(count), decode(target, drafter, rule, labels, rng(count, 9)))]
-        parts += decode_stream(start, lambda some: labels[some], partial(rng, seed=9), count, 3)
+        parts += decode_stream(start, lambda rows: labels[rows], partial(rng, seed=9), count, 3)
         for which, out in parts:
             assert all(equal(image(out, row), image(alone[i], 0)) for row, i in enumerate(which))
         assert sorted(i for which, _ in parts[1:] for i in which) == list(range(count))
     if built and name not in ("parallel", "continue", "released", "vanilla", "layers of paths"):
-        assert len({int(one.steps) for one in alone}) > 1
+        assert len({int(finished.steps) for finished in alone}) > 1
 
 
 def test_no_row_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,7 +404,7 @@ def test_no_row_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
     in_batches = int(steps.amax(1).sum())
     assert len(passes) == in_batches
     start = partial(ContinuousDecoding, pair.target, pair.drafter, rule)
-    list(decode_stream(start, lambda some: None, rng, 40, 4))
+    list(decode_stream(start, lambda rows: None, rng, 40, 4))
     assert int(steps.sum()) / 4 <= len(passes) - in_batches < in_batches
 
 
@@ -434,7 +436,7 @@ def test_every_token_is_accounted_for(name: str, gamma: int, prefill: float) -> 
         used = int(out.steps[i])
         drafts = range(before, used)  # steps that drafted
         assert all(accepted[s] == offered[s] == 0 for s in range(length) if s not in drafts)
-        count, own, residuals, kept, verified = before, before, 0, [False] * before, [False] * before
+        count, position, residuals, kept, verified = before, before, 0, [False] * before, [False] * before
         for s in drafts:
             assert (start[s], offered[s]) == (count, min(gamma, length - count))
             assert 0 <= first[s] <= 1
@@ -450,11 +452,11 @@ def test_every_token_is_accounted_for(name: str, gamma: int, prefill: float) -> 
                 kept.append(False)
                 verified.append(True)
             elif count < length and rule.verify == "causal":
-                own, count = own + 1, count + 1
+                position, count = position + 1, count + 1
                 kept.append(False)
                 verified.append(False)
         assert count == length
-        assert own + residuals + int(out.accepted[i]) == length
+        assert position + residuals + int(out.accepted[i]) == length
         assert int(out.accepted[i]) == sum(accepted) == int(trace.kept[i].sum())
         assert int(out.drafted[i]) == int(trace.verified[i].sum()) == int(out.accepted[i]) + residuals
         if rule.on_reject == "stop":
@@ -470,7 +472,7 @@ def test_every_token_is_accounted_for(name: str, gamma: int, prefill: float) -> 
 
 
 def test_a_share_of_the_image_is_drawn_beforehand() -> None:
-    """0.28 * 25 is a little above 7 in floating point; 7 tokens are meant."""
+    """0.28 * 25 is slightly above 7 in floating point; the result must be 7 tokens."""
     assert 0.28 * 25 > 7
     model = Chain(25, [0.5], [0.0])
     for prefill, before in ((0.28, 7), (0.04, 1), (0.05, 2), (0.0, 0)):
@@ -480,19 +482,19 @@ def test_a_share_of_the_image_is_drawn_beforehand() -> None:
 
 
 @pytest.mark.parametrize("criterion", ["exact", "path"])
-def test_what_is_kept_of_a_draft_is_the_drafters(criterion: str) -> None:
-    """The drafter's own image, by the same noises: a first draft as long as the image is that image. With `stop` it is
-    kept up to a rejection, with `continue` whatever was accepted stays."""
+def test_the_kept_tokens_of_a_draft_are_the_drafters(criterion: str) -> None:
+    """With the same noise, a first draft as long as the image is the drafter's own image. With `stop` it is kept up to
+    a rejection; with `continue` every accepted token stays."""
     pair = built_in("d1t5")
-    own = decode(pair.drafter, None, ContinuousRule(), None, rng(200))
+    drafted = decode(pair.drafter, None, ContinuousRule(), None, rng(200))
     target = decode(pair.target, None, ContinuousRule(), None, rng(200))
     for on_reject in ("stop", "continue"):
         rule = ContinuousRule(gamma=5, criterion=criterion, on_reject=on_reject)
         out = of_pair(pair, rule, rng(200))
         of_draft = torch.arange(5) < out.trace.accepted[:, :1] if on_reject == "stop" else out.trace.kept
         kept = torch.zeros_like(of_draft).scatter(1, out.trace.order, of_draft)  # by position
-        torch.testing.assert_close(out.tokens[kept], own.tokens[kept], rtol=0, atol=1e-6)
-        assert torch.isclose(out.tokens[~kept], own.tokens[~kept]).double().mean() < 0.01
+        torch.testing.assert_close(out.tokens[kept], drafted.tokens[kept], rtol=0, atol=1e-6)
+        assert torch.isclose(out.tokens[~kept], drafted.tokens[~kept]).double().mean() < 0.01
         assert not torch.isclose(out.tokens[kept], target.tokens[kept]).all()
         later = (~out.trace.kept[:, :1] & out.trace.kept[:, 1:]).sum()  # accepted after a rejected first token
         assert int(later) > 20 if on_reject == "continue" else (of_draft.long().diff() <= 0).all()
@@ -501,7 +503,7 @@ def test_what_is_kept_of_a_draft_is_the_drafters(criterion: str) -> None:
 def test_sixteen_dimensions_and_drafts_of_32_stay_finite() -> None:
     """Log ratios of 10,000 and more, of either sign."""
     n, length, steps = 4, 33, 15
-    keep, level = [0.0] + [0.8] * (steps - 1), [-1.0] * steps  # the last step forgets: what is left is Sigma
+    keep, level = [0.0] + [0.8] * (steps - 1), [-1.0] * steps  # the last step forgets: only Sigma remains
     aside = {"dim": 16, "pull": 0.3}
     target, forgetful = Chain(length, [0.8] * steps, level, **aside), Chain(length, keep, level, **aside)
     off = Chain(length, [0.8] * steps, level, 10.0, **aside)
@@ -529,7 +531,7 @@ def test_sixteen_dimensions_and_drafts_of_32_stay_finite() -> None:
 
 
 class Faulty(MaskedSession):
-    """A model that gives NaN for one image once so many tokens are known."""
+    """A model that gives NaN for one image once enough tokens are known."""
 
     def __init__(self, model: Any, image: int, after: int) -> None:
         self.model, self.image, self.after = model, image, after
@@ -563,7 +565,7 @@ def test_a_number_that_is_none_names_its_image_and_step(name: str) -> None:
             decode(*models, rule, None, keys)
 
 
-def test_the_token_behind_a_draft_is_watched_too() -> None:
+def test_the_token_after_a_draft_is_watched_too() -> None:
     model = built_in("d1t5").target
     with pytest.raises(NumberError, match=r"the target .* \(0, 2\), step 1"):
         decode(Faulty(model, 2, 3), model, ContinuousRule(gamma=3), None, rng(4))

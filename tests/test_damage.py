@@ -1,4 +1,4 @@
-"""A damaged or exchanged file of a run changes no number: the row is the same, or one sentence names the file."""
+"""A damaged or exchanged file of a run changes no number: the row is the same, or one message names the file."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ SAME = [c for c in COLUMNS if c not in _OF_PROCESSES and not c.startswith(("text
 
 
 def config(*words: str) -> RunConfig:
-    given = ["n=3", "metrics=[clip_b32,kid]", "warmup=0", "timing=false", "device=cpu", *words]
-    return configuration.compose(given)
+    arguments = ["n=3", "metrics=[clip_b32,kid]", "warmup=0", "timing=false", "device=cpu", *words]
+    return configuration.compose(arguments)
 
 
 def finished(folder: Path, *words: str) -> Path:
@@ -61,7 +61,7 @@ def damages(path: Path, other: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def outcome(folder: Path) -> tuple[str, Any]:
-    """The sentence with which a run ends, or its row."""
+    """The message with which a run ends, or its row."""
     try:
         return "", run.run(config(), folder, loader=FakePipeline).row
     except UsageError as e:
@@ -83,71 +83,71 @@ def test_damage_changes_no_number(begun: Callable[..., Path], tmp_path: Path, li
             shutil.rmtree(copy, ignore_errors=True)
             shutil.copytree(whole, copy)
             dict(damages(copy / file, other / file))[what]()
-            said, made = outcome(copy)
-            assert not said or file.name in said, (file, what, said)
-            if said:
+            message, row = outcome(copy)
+            assert not message or file.name in message, (file, what, message)
+            if message:
                 names.add(file.name)
                 continue
-            differ = {c: (made[c], wanted[c]) for c in SAME if made[c] != wanted[c]}
+            differ = {c: (row[c], wanted[c]) for c in SAME if row[c] != wanted[c]}
             assert differ == {}, (file, what)
-            assert row_of(copy) == made
+            assert row_of(copy) == row
     assert {"config.yaml", "run.json", "records.jsonl"} <= names
     assert {file.name for file in files} >= {"records.jsonl", "config.yaml", "row.csv", "00000.png"}
 
 
 def test_a_row_from_elsewhere_is_replaced(tmp_path: Path, light_metrics: dict[str, str]) -> None:
-    """It used to be mixed into the new one: steps of one run, rewards of the other."""
-    one, other = finished(tmp_path / "one"), finished(tmp_path / "other", "seed=5")
-    before = (one / "row.csv").read_bytes()
-    shutil.copy(other / "row.csv", one / "row.csv")
-    run.run(config(), one, loader=FakePipeline)
-    assert (one / "row.csv").read_bytes() == before
-    (one / "row.csv").write_bytes(before.replace(b"clip_b32@1", b"clip_b32@9"))
-    run.rescore(one, {})
-    assert (one / "row.csv").read_bytes() == before
+    """The row used to be mixed into the new one: steps of one run, rewards of the other."""
+    first, second = finished(tmp_path / "one"), finished(tmp_path / "other", "seed=5")
+    before = (first / "row.csv").read_bytes()
+    shutil.copy(second / "row.csv", first / "row.csv")
+    run.run(config(), first, loader=FakePipeline)
+    assert (first / "row.csv").read_bytes() == before
+    (first / "row.csv").write_bytes(before.replace(b"clip_b32@1", b"clip_b32@9"))
+    run.rescore(first, {})
+    assert (first / "row.csv").read_bytes() == before
 
 
 def test_an_edited_configuration_is_refused(tmp_path: Path, light_metrics: dict[str, str]) -> None:
-    """`resume` used to go on with it, and mixed two settings in one row."""
-    one = half(tmp_path / "one")
-    file = one / "config.yaml"
+    """`resume` used to continue with it, and mixed two settings in one row."""
+    folder = half(tmp_path / "one")
+    file = folder / "config.yaml"
     text = file.read_text()
     for name in ("seed: 0", "delta: 1.1"):
         assert name in text
         file.write_text(text.replace(name, f"{name.split(':')[0]}: 3"))
-        for command in (lambda: run.stored(one), lambda: run.run(config(), one, loader=FakePipeline)):
+        for command in (lambda: run.stored(folder), lambda: run.run(config(), folder, loader=FakePipeline)):
             with pytest.raises(UsageError, match=r"config.yaml was changed"):
                 command()
 
 
 def test_records_of_another_configuration_are_refused(tmp_path: Path, light_metrics: dict[str, str]) -> None:
-    one, other = finished(tmp_path / "one"), finished(tmp_path / "other", "delta=2")
+    first, second = finished(tmp_path / "one"), finished(tmp_path / "other", "delta=2")
     for name in ("records.jsonl", "run.json"):
-        shutil.copy(other / name, one / name)
+        shutil.copy(second / name, first / name)
     with pytest.raises(UsageError, match="config.yaml"):
-        run.run(config(), one, loader=FakePipeline)
-    shutil.copy(other / "config.yaml", one / "config.yaml")
-    shutil.copy(finished(tmp_path / "third", "nu=0.5") / "baseline.jsonl", one / "baseline.jsonl")
+        run.run(config(), first, loader=FakePipeline)
+    shutil.copy(second / "config.yaml", first / "config.yaml")
+    shutil.copy(finished(tmp_path / "third", "nu=0.5") / "baseline.jsonl", first / "baseline.jsonl")
     with pytest.raises(UsageError, match=r"baseline.jsonl: image 0 was decoded with configuration .*config.yaml"):
-        run.run(config("delta=2"), one, loader=FakePipeline)
+        run.run(config("delta=2"), first, loader=FakePipeline)
 
 
 def test_a_row_needs_no_file_and_no_clock(tmp_path: Path, light_metrics: dict[str, str], monkeypatch: Any) -> None:
-    one = finished(tmp_path / "one")
-    known, folder = row_of(one), RunFolder(one)
+    path = finished(tmp_path / "one")
+    before, folder = row_of(path), RunFolder(path)
     records = folder.open_records(config())
-    given = config(), folder.metadata(), *records.both, list(folder.open_scores())
-    shutil.rmtree(one)
+    inputs = config(), folder.metadata(), *records.wanted_records, list(folder.open_scores())
+    shutil.rmtree(path)
     monkeypatch.setattr("time.time", None)
     monkeypatch.setattr(Path, "open", None)
-    lines = [line for line in given[4] if line.side != "vanilla"]
-    assert as_read(row.row(*given[:4], lines)) == as_read(row.row(*given[:4], lines)) == known
+    lines = [line for line in inputs[4] if line.side != "vanilla"]
+    assert as_read(row.row(*inputs[:4], lines)) == as_read(row.row(*inputs[:4], lines)) == before
 
 
 def test_a_kill_between_the_two_files_of_a_configuration_costs_nothing(
     tmp_path: Path, light_metrics: dict[str, str], monkeypatch: Any
 ) -> None:
-    one = finished(tmp_path / "one")
+    folder = finished(tmp_path / "one")
 
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -155,9 +155,9 @@ def test_a_kill_between_the_two_files_of_a_configuration_costs_nothing(
     with monkeypatch.context() as patch:
         patch.setattr("specbench.harness.folder.write_atomically", killed)
         with pytest.raises(KeyboardInterrupt):
-            run.run(config("metrics=kid"), one, loader=FakePipeline)
-    assert stored(one)["metrics"] == ["clip_b32", "kid"]
-    assert run.run(config("metrics=kid"), one, loader=FakePipeline).row["clip_score"] is None
+            run.run(config("metrics=kid"), folder, loader=FakePipeline)
+    assert stored(folder)["metrics"] == ["clip_b32", "kid"]
+    assert run.run(config("metrics=kid"), folder, loader=FakePipeline).row["clip_score"] is None
 
 
 FILES = (
@@ -183,19 +183,20 @@ def _folder(path: Path) -> None:
 
 
 def _link(path: Path) -> None:
-    """To a file outside that a run would accept."""
+    """Links to a file outside of the folder that a run would accept."""
     path.rename(path.parent.parent / path.name)
     path.symlink_to((path.parent.parent / path.name).resolve())
 
 
 @pytest.mark.parametrize("kind", [_pipe, _folder, _link])
 def test_only_files_of_its_own_are_a_runs(kind: Callable[[Path], None], call: Call) -> None:
-    """Nothing hangs, escapes, or is read or written through a link out of the folder; readers end, too."""
-    made = finished(Path("made"), "n=2", "metrics=none")
+    """No command hangs, leaves the folder, or reads or writes through a link out of it; also the commands that only
+    read end."""
+    folder = finished(Path("made"), "n=2", "metrics=none")
     old = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it hangs"))
-    for name in (*FILES, min((made / "images").iterdir()).relative_to(made)):
+    for name in (*FILES, min((folder / "images").iterdir()).relative_to(folder)):
         shutil.rmtree("here", ignore_errors=True)
-        path = Path(shutil.copytree(made, "here")) / name
+        path = Path(shutil.copytree(folder, "here")) / name
         if not path.exists():
             path.write_bytes(b"")
         kind(path)
@@ -220,6 +221,6 @@ def test_a_linked_folder_of_images_is_not_written_through(call: Call, tmp_path: 
     here = half(Path("here"), "metrics=none")
     (here / "images").rename(tmp_path / "elsewhere")
     (here / "images").symlink_to(tmp_path / "elsewhere")
-    known = sorted((tmp_path / "elsewhere").iterdir())
+    before = sorted((tmp_path / "elsewhere").iterdir())
     assert "images is a link" in refused(call, "resume", "here")
-    assert sorted((tmp_path / "elsewhere").iterdir()) == known
+    assert sorted((tmp_path / "elsewhere").iterdir()) == before

@@ -1,4 +1,4 @@
-"""Data sets: which prompts a run gets, what they are paired with, and what a hostile file costs."""
+"""Data sets: the prompts of a run, their pairing, and the errors for damaged files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Load = Callable[..., list[Item]]
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Load:
-    """The prompts of a command line's words, with an empty home of fetched files."""
+    """The prompts for the words of a command line; the home of fetched files is empty."""
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
     return lambda *words: data.load(configuration.compose(words))
 
@@ -41,8 +41,8 @@ def pairs(items: list[Item]) -> list[tuple[str, str]]:
 
 
 def annotations(n: int = 12) -> dict[str, Any]:
-    """Image 100 + i has the captions "image i, a", "image i, bb", "image i, c"; image 100 none, image 101 a blank one
-    and then others."""
+    """Image 100 + i has the captions "image i, a", "image i, bb", "image i, c". Image 100 has none; image 101 has a
+    blank one before the others."""
     images = [{"id": 100 + i, "file_name": f"{100 + i:012d}.jpg", "height": 4, "width": 4} for i in range(n)]
     captions = [
         {"id": 10 * i + k, "image_id": 100 + i, "caption": f"image {i}, {text}"}
@@ -101,7 +101,7 @@ def test_captions_first_longest_random(load: Load, tmp_path: Path) -> None:
 BAD_ANNOTATIONS: list[tuple[Any, str]] = [
     (lambda c: [], "no list of images"),
     (lambda c: c | {"annotations": ["x"]}, "no list of annotations"),
-    (lambda c: c | {"annotations": []}, "holds no prompts"),
+    (lambda c: c | {"annotations": []}, "contains no prompts"),
     (lambda c: c | {"images": c["images"] + c["images"][:1]}, "image id 100 .*twice"),
     (lambda c: c | {"annotations": c["annotations"] * 2}, "caption id 5000 .*twice"),
     (lambda c: c | {"images": c["images"][2:]}, "caption 5000: the file has no image 101"),
@@ -126,7 +126,7 @@ def test_a_bad_annotation_file_is_named(tmp_path: Path) -> None:
 
 @needs_shared
 def test_the_real_files(load: Load) -> None:
-    """Of PartiPrompts, a quotation mark is part of its prompt."""
+    """In PartiPrompts a quotation mark can be part of a prompt."""
     items = load("data=coco2017", f"data_dir={SHARED}", "n=5000")
     assert len({item.id for item in items}) == 5000
     by_id = {item.id: item for item in items}
@@ -143,7 +143,7 @@ def test_the_real_files(load: Load) -> None:
 
 @needs_shared
 def test_the_captions_that_sjd_takes_for_the_longest() -> None:
-    """Counted on val2017 with SJD's released code: the longest caption of 1037 images and the first of 7."""
+    """Counted on val2017 with SJD's released code: the longest caption of 1037 images and the first caption of 7."""
     first, longest, running = (
         {entry.id: entry.prompt for entry in coco.read(SHARED / "captions_val2017.json", caption, 0)}
         for caption in ("first", "longest", "running_longest")
@@ -167,9 +167,9 @@ def test_a_running_longest_caption_keeps_its_position(tmp_path: Path) -> None:
         "annotations": [{"id": i, "image_id": image, "caption": text} for i, (image, text) in enumerate(rows)],
     }
     written(tmp_path, content)
-    found = coco.read(tmp_path / "captions_val2017.json", "running_longest", 0)
+    items = coco.read(tmp_path / "captions_val2017.json", "running_longest", 0)
     # By id: 1 sets the place to the second; 2 and 3 have nothing longer than "aaaa"; 4 sets it to the first.
-    assert {entry.id: entry.prompt for entry in found} == {"1": "aaaa", "2": "bb", "3": "cc", "4": "dddddd", "5": "e"}
+    assert {entry.id: entry.prompt for entry in items} == {"1": "aaaa", "2": "bb", "3": "cc", "4": "dddddd", "5": "e"}
 
 
 def test_the_training_captions_have_a_file_of_their_own(load: Load, tmp_path: Path) -> None:
@@ -199,15 +199,17 @@ def test_a_larger_n_extends_a_smaller_one_and_the_seed_chooses() -> None:
 
 
 def test_the_hash_is_over_prompts_and_ids_in_order() -> None:
-    one, two = Item(0, "a", None, "1"), Item(1, "b", None, "2")
+    first, second = Item(0, "a", None, "1"), Item(1, "b", None, "2")
     third, other, exchanged = (
         Item(0, "a", None, "3"),
         Item(0, "c", None, "1"),
         [Item(0, "b", None, "2"), Item(1, "a", None, "1")],
     )
-    hashes = [data.prompts_hash(items) for items in ([one, two], [one], [third, two], [other, two], exchanged)]
+    hashes = [
+        data.prompts_hash(items) for items in ([first, second], [first], [third, second], [other, second], exchanged)
+    ]
     assert len(set(hashes)) == 5
-    assert hashes[0] == data.prompts_hash([Item(0, "a", (1,), "1", "x.jpg"), two])
+    assert hashes[0] == data.prompts_hash([Item(0, "a", (1,), "1", "x.jpg"), second])
 
 
 def test_scenes_are_the_first_of_their_split_whatever_the_seed(load: Load) -> None:
@@ -271,11 +273,11 @@ def test_a_text_has_a_prompt_a_line(load: Load, tmp_path: Path) -> None:
 
 
 HOSTILE: list[tuple[str, bytes, str]] = [
-    ("a.txt", b"\n \n", "a.txt holds no prompts"),
+    ("a.txt", b"\n \n", "a.txt contains no prompts"),
     ("a.txt", b"one\ntwo\xff\n", "a.txt, line 2: this is not UTF-8 text"),
     ("a.txt", b"one\n\ntw\0o", "line 3: there is a NUL"),
-    ("a.csv", b"", "holds no prompts"),
-    ("a.csv", b"prompt\n", "holds no prompts"),
+    ("a.csv", b"", "contains no prompts"),
+    ("a.csv", b"prompt\n", "contains no prompts"),
     ("a.csv", b"name,words\nx,y\n", r"line 1: the header has no column .*it has: 'name', 'words'"),
     ("a.csv", b"prompt,prompt\nx,y\n", "the column prompt twice"),
     ("a.csv", b"id,prompt\n1,x\n\n2, \n", "line 4: the prompt is empty"),
@@ -285,15 +287,15 @@ HOSTILE: list[tuple[str, bytes, str]] = [
     ("a.csv", b"prompt\n" + b"x" * 200_000, "cannot read this row"),
     ("a.tsv", b"prompt\tid\nx\n", "line 2: 1 cells below a header of 2"),
     ("a.json", b"3", "must be a JSON list of prompts, or an object"),
-    ("a.json", b"[]", "holds no prompts"),
+    ("a.json", b"[]", "contains no prompts"),
     ("a.json", b'["x", " "]', "entry 2: the prompt is empty"),
     ("a.json", b'["x", 3]', "entry 2: the prompt must be text, not int"),
     ("a.json", b'[{"words": "x"}]', "entry 1: the object has no prompt, caption or text"),
     ("a.json", b'[{"prompt": "x", "id": [1]}]', "entry 1: the id must be text, not list"),
     ("a.json", b'{"": "x"}', "the id is empty"),
     ("a.json", b'{"1": {"prompt": "x"}}', "id '1': the prompt must be text, not dict"),
-    ("a.json", b'["x\\u0000y"]', "entry 1: the prompt holds a NUL"),
-    ("a.json", b'["x\\ud800y"]', "entry 1: the prompt holds half a character"),
+    ("a.json", b'["x\\u0000y"]', "entry 1: the prompt contains a NUL"),
+    ("a.json", b'["x\\ud800y"]', "entry 1: the prompt contains half a character"),
     ("a.json", b"[1", "cannot read it as JSON"),
     ("a.json", b"[" + b"1" * 5000 + b"]", "cannot read it as JSON"),
     ("a.jsonl", b'"x"\n\n{"prompt": ""}\n', "line 3: the prompt is empty"),
@@ -320,8 +322,8 @@ def test_prompts_alone_choose_their_data_set_and_all_of_it(tmp_path: Path, monke
     cfg = configuration.compose(["prompts=a.txt"])
     assert (cfg["data"], cfg["prompts"], "split" in cfg) == ("prompts", "a.txt", False)
     jobs = configuration.grid(["prompts=a.txt,b.txt", "delta=2"], multirun=True)
-    found = [(job.cfg["data"], job.cfg["prompts"], job.cfg["n"]) for job in jobs]
-    assert found == [("prompts", "a.txt", 3), ("prompts", "b.txt", 40)]
+    choices = [(job.cfg["data"], job.cfg["prompts"], job.cfg["n"]) for job in jobs]
+    assert choices == [("prompts", "a.txt", 3), ("prompts", "b.txt", 40)]
     assert [configuration.compose(["prompts=b.txt", word])["n"] for word in ("n=7", "n=all")] == [7, 40]
     assert configuration.compose(["prompts=b.txt", "protocol=coolsd_table1"])["n"] == 5000  # which says so
 
@@ -353,7 +355,7 @@ def test_metrics_of_scenes_do_not_score_other_prompts() -> None:
         assert scores["image_reward"].value is None
         assert "without labels of scenes" in scores["image_reward"].note
         assert scores["clip_score"].value is None
-        assert "of 2 captions hold words that the model has never seen, or none" in scores["clip_score"].note
+        assert "of 2 captions have no words, or words that the model has never seen" in scores["clip_score"].note
         assert not any(scenes.WORLD.describes(item.labels) for item in items)  # which the Fréchet distance notes
 
 

@@ -1,4 +1,4 @@
-"""Degenerate images: what is counted, what is not, and when a run fails for them."""
+"""Degenerate images: which images count as degenerate, and when a run fails because of them."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def test_what_repeats_is_found_and_chance_is_not() -> None:
 
 
 def test_the_statistics_of_an_image() -> None:
-    found = statistics(NOISE, CODES)
-    assert found == {
+    measured = statistics(NOISE, CODES)
+    assert measured == {
         "contrast": 255,
         "distinct": round(len(np.unique(CODES)) / 256, 4),
         "repetition": round(repetition(CODES), 4),
@@ -102,14 +102,14 @@ def test_an_image_counts_once_and_a_size_does_not_count() -> None:
         ImageFacts("c", "y", 99, (64, 64), 0.5, 1.0),
         ImageFacts("d", "z", 99, (32, 32), 0.5, 0.1),
     ]
-    found = findings(facts, "64x64")
-    assert [finding.text for finding in found] == [
+    problems = findings(facts, "64x64")
+    assert [finding.text for finding in problems] == [
         "1 of 4 images are of one flat colour",
         "1 of 4 images have few different codes (at most 3% of their codes)",
         "1 of 4 images repeat a row, a column or a tile",
         "1 of 4 images are not 64x64 as requested (the smallest is 32x32)",
     ]
-    assert count(found) == 3
+    assert count(problems) == 3
     assert degenerate.why_failed({"images": 20, "degenerate_images": 2}) == ""  # a tenth may be
     assert "3 of 20 images are degenerate, more than 10%" in degenerate.why_failed(
         {"images": 20, "degenerate_images": 3}
@@ -122,7 +122,7 @@ WORDS = ["batch=4", "emitted_draws=0", "baseline=false", "metrics=none", "warmup
 
 
 def ended(out: Path, *words: str) -> tuple[dict[str, Any], int]:
-    """The row of a run of the embedded models, and the exit code that it ends with."""
+    """The row of a run of the embedded models, and its exit code."""
     config = configuration.compose([*WORDS, *words])
     row = run.run(config, out, loader=Pipeline.load).row
     return dict(row), code_of([PlannedRun(out, config)])
@@ -131,7 +131,7 @@ def ended(out: Path, *words: str) -> tuple[dict[str, Any], int]:
 def test_a_local_run_passes_and_a_broken_decoder_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Vanilla AR of both kinds of tokens; then pixels that overflowed, which the codes do not show."""
+    """Vanilla AR with both kinds of tokens; then pixels that overflowed, which the codes do not show."""
     for name, words in {"codes": ["data=scenes", "n=4"], "vectors": ["model=mar_scenes", "n=2"]}.items():
         row, code = ended(tmp_path / name, *words)
         assert (row["degenerate_images"], code) == (0, 0)
@@ -140,7 +140,7 @@ def test_a_local_run_passes_and_a_broken_decoder_does_not(
     assert all(r.distinct is not None and r.distinct * 256 == pytest.approx(round(r.distinct * 256), abs=0.02)
                for r in records[0])  # fmt: skip
     assert [r.distinct for r in records[1]] == [None] * 2
-    assert all(r.repetition is not None and r.repetition < 0.95 for some in records for r in some)
+    assert all(r.repetition is not None and r.repetition < 0.95 for images in records for r in images)
     monkeypatch.setattr(VQModel, "decode", lambda self, codes: torch.zeros(1, 3, 64, 64))
     row, code = ended(tmp_path / "black", "data=scenes", "n=4")
     assert (row["degenerate_images"], code) == (4, 4)
@@ -159,8 +159,8 @@ def test_records_of_older_versions_have_no_count(tmp_path: Path) -> None:
     assert code_of([PlannedRun(tmp_path / "run", config, row=row)]) == 0
 
 
-def test_the_codes_of_an_image_without_what_is_between_them() -> None:
-    """Ends of rows belong to no code, and a preview is no part of the image."""
+def test_the_codes_of_an_image_without_the_ids_between_them() -> None:
+    """Ends of rows are not codes, and a preview is not part of the image."""
     for name, grid in {"emu3": None, "lumina_mgpt": None, "glm_image": (4, 4), "janus_pro_1b": None}.items():
         pipeline = Pipeline.load(
             configuration.compose([f"model={name}", "weights=random", "method=vanilla", "reduced=true"])

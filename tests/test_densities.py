@@ -25,7 +25,7 @@ CSPD = configuration.compose(["method=cspd", "model=mar_b", "criterion=exact"])
 
 @pytest.fixture(autouse=True)
 def few_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The energy distance takes a number for every pair."""
+    """Energy distances from fewer samples, because they need a number for every pair."""
     monkeypatch.setattr(densities, "_ENERGY", 1500)
 
 
@@ -48,8 +48,8 @@ def test_the_energy_distance_and_its_noise() -> None:
     assert statistics.energy_distance(*sets)[0] == pytest.approx(far, rel=0.1)
     # the estimate's mean and deviation for equal distributions, over 400 repetitions: the deviation of a deviation is
     # about 1 / sqrt(800) of it where tails are normal; these are heavier on one side
-    found = [statistics.energy_distance(*torch.randn(2, 150, 3, generator=g)) for _ in range(400)]
-    estimates, noises = torch.tensor(found).unbind(1)
+    distances = [statistics.energy_distance(*torch.randn(2, 150, 3, generator=g)) for _ in range(400)]
+    estimates, noises = torch.tensor(distances).unbind(1)
     assert float(estimates.std()) == pytest.approx(float(noises.mean()), rel=0.2)
     assert abs(float(estimates.mean())) < 4.5 * float(estimates.std()) / 20
 
@@ -66,25 +66,27 @@ def test_the_models_differ_where_a_mistake_could_hide() -> None:
 
 @pytest.mark.parametrize("name", recipes.DENSITIES)
 def test_a_built_in_model_is_a_fair_test(name: str) -> None:
-    """Its variances depend on condition and step, its conditions on tokens, on their positions and on the token's, its
-    drafter is another model, and every call gives the same."""
+    """The variances depend on condition and step. The conditions depend on tokens, on their positions and on the
+    token's own position. The drafter is another model, and every call gives the same values."""
     pair, again = built_in(name), built_in(name)
     g = torch.Generator().manual_seed(0)
     n, length = 64, pair.length
     tokens, x = torch.randn(n, length, pair.dim, generator=g), torch.randn(n, pair.dim, generator=g)
-    known = torch.zeros(n, length, dtype=torch.bool)
-    known[:, 0] = True
+    existing = torch.zeros(n, length, dtype=torch.bool)
+    existing[:, 0] = True
     row, positions = torch.arange(n), torch.arange(length).expand(n, -1)
 
     def seen(model: densities.DensityNetwork, t: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         return model.condition(t, k, row, positions, positions, length)
 
-    z = seen(pair.target, tokens, known)
+    z = seen(pair.target, tokens, existing)
     assert z.std(0).mean() > 0.2
     assert not torch.isclose(z[:, 0], z[:, 1]).all(-1).any()  # the token's own position
-    assert not torch.isclose(z, seen(pair.target, tokens.flip(1), known.flip(1))).all(-1).any()  # the others'
-    assert torch.equal(z, seen(pair.target, torch.where(known[..., None], tokens, math.nan), known))  # and no others
-    assert not torch.equal(z, seen(pair.target, torch.zeros_like(tokens), known))
+    assert not torch.isclose(z, seen(pair.target, tokens.flip(1), existing.flip(1))).all(-1).any()  # the others'
+    assert torch.equal(
+        z, seen(pair.target, torch.where(existing[..., None], tokens, math.nan), existing)
+    )  # and no others
+    assert not torch.equal(z, seen(pair.target, torch.zeros_like(tokens), existing))
     spreads = []
     for t in range(pair.target.steps):
         step = torch.full((n,), t)
@@ -109,51 +111,54 @@ def test_a_drafter_is_poor_and_the_others_are_not() -> None:
 
 def test_what_the_target_draws_by_itself() -> None:
     pair = built_in("d2t3")
-    one, same, other = (alone(pair.target, ContinuousRule(), 300, seed) for seed in (1, 1, 2))
-    assert torch.equal(one.tokens, same.tokens)
-    assert not torch.isclose(one.tokens, other.tokens).all(-1).any()
-    assert one.tokens.shape == (300, 3, 2)
-    assert torch.equal(one.order.sort(-1).values, torch.arange(3).expand(300, 3))
+    reference, same, other = (alone(pair.target, ContinuousRule(), 300, seed) for seed in (1, 1, 2))
+    assert torch.equal(reference.tokens, same.tokens)
+    assert not torch.isclose(reference.tokens, other.tokens).all(-1).any()
+    assert reference.tokens.shape == (300, 3, 2)
+    assert torch.equal(reference.order.sort(-1).values, torch.arange(3).expand(300, 3))
     # the distribution of the first token in the order is the head's under an empty image: its mean and spread at
     # temperature 0 of all steps but x_T, where the linear model's token is keep**T x_T + constant
     line = built_in("d1t4").target
     drawn = alone(line, ContinuousRule(temperature=0.0), 4000, 0)
     first = drawn.tokens.gather(1, drawn.order[:, :1, None])[:, 0, 0]
     at_position = [first[drawn.order[:, 0] == position] for position in range(4)]
-    for some in at_position:  # about 1,000 each: the deviation of a deviation is 2.2 % of it
-        assert float(some.std()) == pytest.approx(0.7**4, rel=0.1)
-    assert len({round(float(some.mean()), 2) for some in at_position}) == 4
+    for values in at_position:  # about 1,000 each: the deviation of a deviation is 2.2 % of it
+        assert float(values.std()) == pytest.approx(0.7**4, rel=0.1)
+    assert len({round(float(values.mean()), 2) for values in at_position}) == 4
 
 
-def test_there_is_something_to_compare_in_every_token_pair_and_direction() -> None:
+def test_every_token_pair_and_direction_is_compared() -> None:
     for name in recipes.DENSITIES:
         pair = built_in(name)
         drawn = alone(pair.target, ContinuousRule(), 50, 0)
-        found = torch.stack(list(densities.numbers(drawn)))
-        own, pairs = pair.length * pair.dim, (pair.length - 1) * pair.dim
-        assert len(found) == 2 * own + 2 * pairs + (pair.length if pair.dim > 1 else 0) + 16
-        assert torch.equal(found[:own], drawn.tokens.flatten(1).T)
+        compared = torch.stack(list(densities.numbers(drawn)))
+        per_image, pairs = pair.length * pair.dim, (pair.length - 1) * pair.dim
+        assert len(compared) == 2 * per_image + 2 * pairs + (pair.length if pair.dim > 1 else 0) + 16
+        assert torch.equal(compared[:per_image], drawn.tokens.flatten(1).T)
         in_order = torch.stack([drawn.tokens[i][drawn.order[i]] for i in range(50)])
-        assert torch.equal(found[own : 2 * own], in_order.flatten(1).T)
-        assert torch.equal(found[2 * own], in_order[:, 0, 0] + in_order[:, 1, 0])
-        assert torch.equal(found[2 * own + pairs], in_order[:, 0, 0] * in_order[:, 1, 0])
-        assert len(found.unique(dim=0)) == len(found)
+        assert torch.equal(compared[per_image : 2 * per_image], in_order.flatten(1).T)
+        assert torch.equal(compared[2 * per_image], in_order[:, 0, 0] + in_order[:, 1, 0])
+        assert torch.equal(compared[2 * per_image + pairs], in_order[:, 0, 0] * in_order[:, 1, 0])
+        assert len(compared.unique(dim=0)) == len(compared)
 
 
 def test_a_change_of_any_kind_is_seen() -> None:
-    """Each moves one thing that the others leave: a token, a token by step, the dependence of two."""
+    """Each change affects one thing that the others do not: a token, a token at one step, the dependence of two
+    tokens."""
     target = built_in("d1t4").target
-    one, other = (alone(target, ContinuousRule(), 20_000, seed) for seed in (0, 1))
-    assert densities.compare(one, other)[1] > LEVEL
+    first, second = (alone(target, ContinuousRule(), 20_000, seed) for seed in (0, 1))
+    assert densities.compare(first, second)[1] > LEVEL
     g = torch.Generator().manual_seed(0)
-    position = other.tokens + 0.1 * (torch.arange(4) == 2)[:, None]
-    by_step = other.tokens + torch.zeros(20_000, 4).scatter_(1, other.order[:, :1], 0.1)[..., None]
-    apart = other.tokens.clone()  # the tokens of a position at a step keep their distribution and lose their neighbours
+    position = second.tokens + 0.1 * (torch.arange(4) == 2)[:, None]
+    by_step = second.tokens + torch.zeros(20_000, 4).scatter_(1, second.order[:, :1], 0.1)[..., None]
+    apart = (
+        second.tokens.clone()
+    )  # the tokens of a position at a step keep their distribution and lose their neighbours
     for t, at in itertools.product(range(4), repeat=2):
-        rows = (other.order[:, t] == at).nonzero().flatten()
-        apart[rows, at] = other.tokens[rows[torch.randperm(len(rows), generator=g)], at]
+        rows = (second.order[:, t] == at).nonzero().flatten()
+        apart[rows, at] = second.tokens[rows[torch.randperm(len(rows), generator=g)], at]
     for tokens in (position, by_step, apart):
-        assert densities.compare(one, replace(other, tokens=tokens))[1] < LEVEL
+        assert densities.compare(first, replace(second, tokens=tokens))[1] < LEVEL
 
 
 KINDS: list[dict[str, Any]] = [{}, {"align": False}, {"criterion": "path"}]
@@ -163,8 +168,8 @@ KINDS: list[dict[str, Any]] = [{}, {"align": False}, {"criterion": "path"}]
 @pytest.mark.parametrize("long", [False, True], ids=["gamma=1", "gamma=12"])
 @pytest.mark.parametrize("kind", range(3), ids=["exact", "not aligned", "path"])
 def test_an_exact_method_is_called_lossless(kind: int, long: bool) -> None:
-    """Lossy by chance once in 10,000 seeds; the seed is fixed, so none is by accident. Prefill and temperature
-    alternate, so that each meets every kind and length and the other; the models alternate."""
+    """An exact method is called lossy once in 10,000 seeds; the seed is fixed. Prefill and temperature alternate, so
+    that each occurs with every kind and length and with the other; the models alternate, too."""
     gamma = 12 if long else 1
     words = KINDS[kind] | {"gamma": gamma, "prefill": 0.3 if (kind + long) % 2 else 0.0}
     words["temperature"] = 0.7 if long != (kind == 2) else 1.0
@@ -208,8 +213,8 @@ def test_an_acceptance_without_the_ratio_is_caught(name: str, monkeypatch: pytes
     log_ratios = continuous.verify.Verifier.log_ratios
 
     def always(self, *args):
-        gain, own, sigma = log_ratios(self, *args)
-        return torch.zeros_like(gain), own, sigma
+        gain, own_ratio, sigma = log_ratios(self, *args)
+        return torch.zeros_like(gain), own_ratio, sigma
 
     monkeypatch.setattr(continuous.verify.Verifier, "log_ratios", always)
     row = row_of(name, 5000)
@@ -220,7 +225,7 @@ def test_an_acceptance_without_the_ratio_is_caught(name: str, monkeypatch: pytes
 @pytest.mark.usefixtures("rows_together")
 @pytest.mark.parametrize("criterion", ["exact", "path"])
 def test_a_residual_that_forgets_the_draft_is_caught(criterion: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a rejection the target's own distribution instead of Norm([p - q]_+): the classic mistake."""
+    """The classic mistake: after a rejection the target's own distribution instead of Norm([p - q]_+)."""
     residual = continuous.verify.Verifier.residual
 
     def forgetful(self, *args):
@@ -238,15 +243,15 @@ def test_a_row_of_vectors() -> None:
     of_tables = set("V tv tv_low tv_high tv_noise tv_bound tv_exact tv_unbiased kl_exact kl_bound".split())
     of_tables |= set("p_first accepted_length_expected same_as variant plugins".split())
     assert {name for name, value in row.items() if value is None} == of_tables
-    own = ("method", "model", "T", "dim", "samples", "seed")
-    assert [row[name] for name in own] == ["cspd", "d2t4", 4, 2, 3000, 5]
+    columns = ("method", "model", "T", "dim", "samples", "seed")
+    assert [row[name] for name in columns] == ["cspd", "d2t4", 4, 2, 3000, 5]
     assert 1 < row["accepted_length_low"] < row["accepted_length"] < row["accepted_length_high"] < 3
     assert row_of("d2t4", 3000, seed=5, gamma=2, prefill=0.3) == row
     assert row_of("d2t4", 3000, seed=6, gamma=2, prefill=0.3)["ks"] != row["ks"]
 
 
 def test_the_first_draft_is_counted_wherever_it_begins() -> None:
-    """With gamma=1 its length is one more than the chance to keep the first token that was drafted."""
+    """With gamma=1 its length is one more than the probability to keep the first drafted token."""
     for prefill in (0.0, 0.5):
         method, pair = assemble({**CSPD, "gamma": 1, "prefill": prefill}), built_in("d1t4")
         row = measure(method, pair, 2000, margin=1.0)
@@ -271,7 +276,7 @@ def test_vanilla_decoding_of_vectors() -> None:
 
 
 def test_further_sequences_are_compared_with_further_ones_of_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second stage of an audit would else repeat what the first one's sample of the target happened to be."""
+    """Otherwise the second stage of an audit would repeat the errors of the first stage's sample of the target."""
     method, pair, seeds = (
         assemble(configuration.compose(["method=cspd", "gamma=1", "model=mar_b", "weights=random"])),
         built_in("d1t4"),

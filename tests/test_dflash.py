@@ -1,4 +1,4 @@
-"""DFlash: what its network computes, how it is trained, and what a step drafts."""
+"""DFlash: the outputs of its network, its training, and the drafts of a step."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def plainly(net: DFlashNetwork, hidden: Tensor, anchor: Tensor, before: Tensor, 
     def norm(x: Tensor, weight: Tensor) -> Tensor:
         return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
 
-    def head_norm(x: Tensor, one: Any, head: int, heads: int) -> Tensor:
-        row = head * len(one.weight) // heads
-        return F.layer_norm(x, x.shape[-1:], one.weight[row], one.bias[row])
+    def head_norm(x: Tensor, norm: Any, head: int, heads: int) -> Tensor:
+        row = head * len(norm.weight) // heads
+        return F.layer_norm(x, x.shape[-1:], norm.weight[row], norm.bias[row])
 
     context = norm(hidden @ net.fc.weight.T, net.hidden_norm.weight)
     x = torch.cat([anchor[None], net.mask.expand(len(inside) - 1, -1)])
@@ -81,34 +81,34 @@ def plainly(net: DFlashNetwork, hidden: Tensor, anchor: Tensor, before: Tensor, 
     return norm(x, net.norm.weight)
 
 
-def logits_of(target: Language, net: DFlashNetwork, given: Any, tokens: Tensor, count: int, size: int) -> Tensor:
+def logits_of(target: Language, net: DFlashNetwork, conditioning: Any, tokens: Tensor, count: int, size: int) -> Tensor:
     """Logits (R, K - 1, V) of the tokens after the first `count` of tokens (B, n), from passes without a cache."""
-    prefix = target.condition(given, True)
-    both = torch.cat([tokens[:, :count]] * 2)
-    hidden = read_by(target, net).uncached(prefix, both)
+    prefix = target.condition(conditioning, True)
+    streams = torch.cat([tokens[:, :count]] * 2)
+    hidden = read_by(target, net).uncached(prefix, streams)
     root = len(prefix) + count - 1
     positions, padding = torch.arange(root + size), (~prefix.valid).sum(1, keepdim=True)
-    rope = target.rope_at(target.reserved(root + size, len(prefix)), positions.expand(len(both), -1), padding)
-    made = []
-    for row in range(len(both)):
+    rope = target.rope_at(target.reserved(root + size, len(prefix)), positions.expand(len(streams), -1), padding)
+    outputs = []
+    for row in range(len(streams)):
         seen = torch.cat([prefix.valid[row], torch.ones(count, dtype=torch.bool)])[:root].nonzero().flatten()
         table = rope[row % len(rope)]
-        anchor = target.tok_embeddings.weight[target.ids(both[row, -1])]
+        anchor = target.tok_embeddings.weight[target.ids(streams[row, -1])]
         wide = hidden[row, seen, target.block.dim :]
-        made.append(target.head(plainly(net, wide, anchor, table[seen], table[root:])[1:]))
-    return torch.stack(made)
+        outputs.append(target.head(plainly(net, wide, anchor, table[seen], table[root:])[1:]))
+    return torch.stack(outputs)
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("family", ["captions", "grouped", "lumina", "swin", "emu3"])
 def test_a_step_drafts_from_what_the_network_gives_without_a_cache(family):
-    """Also after drafts of which some were rejected: nothing of them is left in the cache."""
+    """Also after drafts with rejected tokens: no rejected token stays in the cache."""
     target = test_targets.target(family, 3)
     net, which = tiny.dflash(target), [0, 1, 2]
-    drafter, given = DFlash(net, CHAIN), test_targets.prompts(family, which)
+    drafter, conditioning = DFlash(net, CHAIN), test_targets.prompts(family, which)
     rng, total = RandomStreams([(0, i) for i in which]), target.length
-    session = read_by(target, net).open(given, 3, True, drafter.tree.nodes)
-    state = drafter.open(session, given, GUIDED, rng)
+    session = read_by(target, net).open(conditioning, 3, True, drafter.tree.nodes)
+    state = drafter.open(session, conditioning, GUIDED, rng)
     history, count, steps = torch.zeros(3, total + 16).long(), torch.zeros(3).long(), torch.zeros(3).long()
     accepted = []
     for _ in range(6):
@@ -118,8 +118,8 @@ def test_a_step_drafts_from_what_the_network_gives_without_a_cache(family):
             assert draft.valid[row, 1:].all() == (c > 0)  # before the first token there is no anchor
             if not 0 < c < total:
                 continue
-            one = test_targets.prompts(family, [which[row]])
-            logits = logits_of(target, net, one, history[row : row + 1], c, 4)
+            single = test_targets.prompts(family, [which[row]])
+            logits = logits_of(target, net, single, history[row : row + 1], c, 4)
             guided = session.constrain(GUIDED.apply_guidance(logits), (c + torch.arange(3))[None])
             torch.testing.assert_close(draft.probs[row], guided.softmax(-1)[0], atol=2e-5, rtol=1e-3)
         logits, hidden = session.forward(draft.tokens, draft.tree, history, count)
@@ -142,7 +142,7 @@ def batch_of(target: Language, family: str, tokens: Tensor) -> Batch:
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["captions", "lumina", "emu3"])
 def test_training_sees_what_a_step_sees(family):
-    """A block attends to the context before its own anchor and to itself, whatever other anchors a pass has."""
+    """A block attends to the context before its own anchor and to itself, and to no other anchor of the pass."""
     target = test_targets.target(family, 3)
     net = tiny.dflash(target)
     tokens = torch.randint(5, (2, target.length), generator=torch.Generator().manual_seed(0))
@@ -171,7 +171,7 @@ def test_anchors_are_random_in_a_step_and_the_same_in_every_validation():
 
 
 def decoded(verification: Any, paths: Any, deterministic: bool, sampling: Sampling, images: int) -> tuple[Tensor, Any]:
-    """Sequences of the enumerable target, as numbers, and the decoding."""
+    """The sequences of the enumerable target as numbers, and the decoding."""
     target = tiny.llamagen()
     net = tiny.dflash(target)
     config = DecoderConfig(
@@ -194,7 +194,7 @@ def decoded(verification: Any, paths: Any, deterministic: bool, sampling: Sampli
     ],
 )
 def test_tokens_have_the_targets_distribution(verification, paths, deterministic):
-    """A p-value below 1e-4 has that probability under an exact method, and the seed is fixed."""
+    """Under an exact method a p-value below 1e-4 has that probability; the seed is fixed."""
     sequences, out = decoded(verification, paths, deterministic, GUIDED, 2000)
     assert out.accepted.sum() > 200  # drafts take part
     probs = tiny.sequence_probs(tiny.llamagen(), tiny.prompts(1), GUIDED.cfg_scale)
@@ -202,13 +202,13 @@ def test_tokens_have_the_targets_distribution(verification, paths, deterministic
 
 
 def test_a_deterministic_draft_is_accepted_with_the_targets_probability_of_its_token():
-    """The token-wise acceptance of the first draft token of a step, over steps: its mean is that of p(token)."""
+    """The token-wise acceptance of the first draft token of a step, over steps: its mean is the mean of p(token)."""
     target = tiny.llamagen(side=4)
     net = tiny.dflash(target)
-    drafter, given, rows = DFlash(net, CHAIN, deterministic=True), tiny.prompts(400, same=True), 400
+    drafter, conditioning, rows = DFlash(net, CHAIN, deterministic=True), tiny.prompts(400, same=True), 400
     rng = tiny.rng(rows)
-    session = read_by(target, net).open(given, rows, True, drafter.tree.nodes)
-    state = drafter.open(session, given, GUIDED, rng)
+    session = read_by(target, net).open(conditioning, rows, True, drafter.tree.nodes)
+    state = drafter.open(session, conditioning, GUIDED, rng)
     history = torch.randint(5, (rows, 32), generator=torch.Generator().manual_seed(1))
     count, steps = torch.zeros(rows).long(), torch.zeros(rows).long()
     state.fresh.zero_()
@@ -234,23 +234,26 @@ def test_an_image_does_not_depend_on_the_batch():
     net = tiny.dflash(target)
     config = DecoderConfig(read_by(target, net), DFlash(net, CHAIN), rules.exact(), GUIDED)
     together = decode(config, tiny.prompts(4), tiny.rng(4))
-    given = tiny.prompts(4)
+    prompts = tiny.prompts(4)
     for row in range(4):
-        alone = decode(config, type(given)(given.features[row : row + 1], given.valid[row : row + 1]), tiny.rng([row]))
+        alone = decode(
+            config, type(prompts)(prompts.features[row : row + 1], prompts.valid[row : row + 1]), tiny.rng([row])
+        )
         assert tiny.equal(tiny.image(together, row), tiny.image(alone, 0))
 
 
 def test_it_has_as_many_parameters_as_eagle_and_reads_the_layers_of_the_release():
-    """The released drafter of Qwen3-8B, of 36 layers, reads five: 1, 9, 17, 25 and 33 (SpecForge's formula)."""
+    """The released drafter of Qwen3-8B, which has 36 layers, reads five of them: 1, 9, 17, 25 and 33 (SpecForge's
+    formula)."""
     assert dflash.aux_hidden_layers(36, 5) == (1, 9, 17, 25, 33)
     assert dflash.aux_hidden_layers(36, 1) == (18,)
     assert dflash.aux_hidden_layers(6, 2) == (1, 3)
     assert dflash.aux_hidden_layers(2, 2) == (1,)  # a tiny target has no others
     target = LlamaGen(TARGET)
-    ours, theirs = (
+    ours, eagles = (
         sum(p.numel() for p in net.parameters()) for net in (dflash.like_target(target, 8), eagle.like_target(target))
     )
-    assert 0 <= theirs - ours < 2 * 3 * TARGET.dim  # less than one row of the feed-forward parts
+    assert 0 <= eagles - ours < 2 * 3 * TARGET.dim  # less than one row of the feed-forward parts
 
 
 def test_a_draft_that_is_longer_than_a_block_is_an_error():
@@ -271,7 +274,7 @@ def test_a_network_of_another_target_and_a_foreign_file_are_refused(tmp_path):
             with pytest.raises(UsageError, match="was trained for another target than tiny"):
                 loader.read(tmp_path)
     file.rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(UsageError, match="none is published for an image model"):
+    with pytest.raises(UsageError, match="image models have no published one"):
         loader.read(tmp_path)
 
 

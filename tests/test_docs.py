@@ -1,4 +1,4 @@
-"""The documents: links have targets, the index has every page, and the files and commands of the guide work."""
+"""The documents: links have targets, the index lists every page, and the files and commands of the guide work."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _links(path: Path) -> list[tuple[str, str]]:
 
 
 def _anchors(path: Path) -> set[str]:
-    """The headings of a page as links name them."""
+    """The headings of a page in the form that links use."""
     heads = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in heads}
 
@@ -102,7 +102,7 @@ def test_the_changelog_begins_with_this_version_and_the_citation_names_it() -> N
 
 
 def test_the_guide_works(tmp_path: Path) -> None:
-    """Every file and command of the guide, in a copy of the package and in their order."""
+    """Every file and command of the guide, in their order, in a copy of the package."""
     copy_package(tmp_path)
     lines = []
     for language, block in re.findall(r"```(\w+)\n(.*?)```", GUIDE, re.DOTALL):
@@ -115,8 +115,8 @@ def test_the_guide_works(tmp_path: Path) -> None:
         path.write_text(content)
     for i, arguments in enumerate(lines):
         small = SMALL[arguments[0]] + {"audit": [f"out=audit{i}.csv"], "run": [f"out=run{i}"]}.get(arguments[0], [])
-        given = {argument.split("=")[0] for argument in arguments}
-        arguments += [argument for argument in small if argument.split("=")[0] not in given]
+        names = {argument.split("=")[0] for argument in arguments}
+        arguments += [argument for argument in small if argument.split("=")[0] not in names]
     printed = run_copy(tmp_path, lines)
     assert [arguments[0] for arguments in lines] == "run audit run audit fetch run bench run list".split()
     for run, mark in ((0, "lazy"), (2, "sjd_uniform"), (5, "greys"), (7, "mean of the pixels")):

@@ -1,4 +1,4 @@
-"""DPG-Bench's score: its table, the published arithmetic on answers made by hand, its VQA models, and TIIF-Bench."""
+"""DPG-Bench's score: its table, the published arithmetic on hand-made answers, its VQA models, and TIIF-Bench."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ROWS = [
 
 
 def write(weights: Path, rows: Sequence[tuple[str, int, str, str]] = ROWS, skipped: str = "not read") -> Path:
-    """The table below a folder of weights, with a row in front that no one reads."""
+    """The table in a folder of weights. Its first row is never read."""
     path = weights / dpg.QUESTIONS / dpg.TABLE
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as f:
@@ -53,7 +53,8 @@ def write(weights: Path, rows: Sequence[tuple[str, int, str, str]] = ROWS, skipp
 
 
 def answered(context: ScoringContext, answers: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A VQA model that answers each question by a text or by "no"; the first level of an image identifies it."""
+    """A VQA model that answers each question with a given text or with "no". The first value of an image identifies
+    it."""
     monkeypatch.setattr(dpg.MPLUG, "cache_key", classmethod(lambda cls, _: "made by hand"))
 
     def vqa_model(image: np.ndarray, question: str) -> str:
@@ -70,21 +71,21 @@ def item(name: str, repeat: int = 0) -> Item:
     return Item(int(name) + repeat * indices.STRIDE, f"prompt {name}", None, name)
 
 
-def test_an_image_s_score_is_that_of_the_published_arithmetic(tmp_path: Path) -> None:
-    """Every set of answers, against the plain rule: in the order of the file, a question becomes 0 where a parent is 0
-    by then."""
+def test_the_score_of_an_image_follows_the_published_arithmetic(tmp_path: Path) -> None:
+    """Every combination of answers, against the plain rule: in the order of the file, a question becomes 0 if a parent
+    is 0 at that moment."""
     questions = dpg.read(write(tmp_path))
     for answers in np.ndindex(2, 2, 2, 2):
-        one, two, three, four = answers
-        two = two and one
-        three = three and two
-        four = four and one and two
-        assert dpg.image_score(answers, questions["0"]) == (one + two + three + four) / 4
+        first, second, third, fourth = answers
+        second = second and first
+        third = third and second
+        fourth = fourth and first and second
+        assert dpg.image_score(answers, questions["0"]) == (first + second + third + fourth) / 4
     for answers in np.ndindex(2, 2, 2):
-        one, two, three = answers
-        one = one and two  # the first question depends on the second, which stands after it
-        three = three and one
-        assert dpg.image_score(answers, questions["1"]) == (one + two + three) / 3
+        first, second, third = answers
+        first = first and second  # the first question depends on the second, which comes after it
+        third = third and first
+        assert dpg.image_score(answers, questions["1"]) == (first + second + third) / 3
 
 
 def test_a_no_passes_on_to_grandchildren_but_not_backwards(tmp_path: Path) -> None:
@@ -107,19 +108,19 @@ def test_the_columns_are_means_of_prompts_and_of_the_last_image_s_answers(
     ]
     answered(context, dict.fromkeys(yes, "yes"), monkeypatch)
     # The order of the images does not matter: the last one of a prompt is the one with the largest number.
-    levels, of = [11, 13, 10, 12], [item("0", 1), item("1", 1), item("0"), item("1")]
-    found = metrics.score(["dpg"], images(*levels), of, context)
+    levels, items = [11, 13, 10, 12], [item("0", 1), item("1", 1), item("0"), item("1")]
+    columns = metrics.score(["dpg"], images(*levels), items, context)
     scores = {"0": (4 / 4 + 0 / 4) / 2, "1": (2 / 3 + 0 / 3) / 2}
-    assert found["dpg"].value == pytest.approx(100 * (scores["0"] + scores["1"]) / 2)
+    assert columns["dpg"].value == pytest.approx(100 * (scores["0"] + scores["1"]) / 2)
     last = {"entity": [0, 1, 0], "attribute": [1, 1], "relation": [0], "global": [1]}  # raw answers of images 11 and 13
     for name, answers in last.items():
-        assert found[f"dpg_{name}"].value == pytest.approx(100 * sum(answers) / len(answers)), name
-    assert (found["dpg_other"].value, found["dpg_other"].note) == (None, "no prompt asks for it")
-    assert found["dpg"].note.startswith("2 prompts of 2 images (published: 1065 of 4); ")
-    assert "entity - part 100.00, entity - whole 0.00" in found["dpg"].note
-    # Over two prompts, of which the images count together.
+        assert columns[f"dpg_{name}"].value == pytest.approx(100 * sum(answers) / len(answers)), name
+    assert (columns["dpg_other"].value, columns["dpg_other"].note) == (None, "no prompt asks for it")
+    assert columns["dpg"].note.startswith("2 prompts of 2 images (published: 1065 of 4); ")
+    assert "entity - part 100.00, entity - whole 0.00" in columns["dpg"].note
+    # Over two prompts; the images of a prompt count together.
     spread = np.std([100 * value for value in scores.values()], ddof=1) / np.sqrt(2)
-    assert found["dpg"].stderr == pytest.approx(spread)
+    assert columns["dpg"].stderr == pytest.approx(spread)
 
 
 @pytest.mark.parametrize("answer", ["Yes", "yes it is", "", "no", " yes"])
@@ -131,15 +132,16 @@ def test_only_yes_is_a_hit(answer: str, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_prompt_whose_parent_is_not_in_the_table_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the row that no one reads is a parent: the published code fails at such a file and leaves it out."""
+    """So is a prompt whose parent is the first row, which is never read: the published code fails at such a file and
+    leaves it out."""
     write(tmp_path, ROWS[1:], skipped="0")
     context = ScoringContext(tmp_path, tmp_path)
     answered(context, {"20 Is it 2 of 1?": "yes"}, monkeypatch)
     metric = metrics.metric("dpg", context)
     assert not dpg.is_scored(metric.table["0"])  # type: ignore[attr-defined]
-    found = metrics.score(["dpg"], images(10, 20, 30), [item("0"), item("1"), item("1", 1)], context)
-    assert found["dpg"].value == pytest.approx(100 * (1 / 3 + 0) / 2)
-    assert found["dpg"].note.startswith("1 prompts of 2 images (published: 1065 of 4), 1 prompts left out")
+    scores = metrics.score(["dpg"], images(10, 20, 30), [item("0"), item("1"), item("1", 1)], context)
+    assert scores["dpg"].value == pytest.approx(100 * (1 / 3 + 0) / 2)
+    assert scores["dpg"].note.startswith("1 prompts of 2 images (published: 1065 of 4), 1 prompts left out")
     outputs = metric.scorer()([*images(10, 20, 30)], [item("0"), item("1"), item("1", 1)])
     assert np.isnan(outputs[0]).all()
     assert metric.per_image(outputs) is None
@@ -154,8 +156,8 @@ def test_prompts_of_another_table_are_refused(tmp_path: Path, monkeypatch: pytes
     write(tmp_path)
     context = ScoringContext(tmp_path, tmp_path)
     answered(context, {}, monkeypatch)
-    found = metrics.score(["dpg"], images(10), [item("7")], context)["dpg"]
-    assert found.note == "dpg_bench.csv has no questions for some of these prompts: score images of data=dpg"
+    score = metrics.score(["dpg"], images(10), [item("7")], context)["dpg"]
+    assert score.note == "dpg_bench.csv has no questions for some of these prompts: score images of data=dpg"
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_prompts_of_another_table_are_refused(tmp_path: Path, monkeypatch: pytes
         (",".join(HEADER) + "\nskipped\n0,a,,1\n", "line 3: .*; fetch dpg_bench.csv again"),
     ],
 )
-def test_what_is_wrong_with_the_table_is_named(text: str, why: str, tmp_path: Path) -> None:
+def test_errors_of_the_table_are_named(text: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "dpg_bench.csv").write_text(text)
     with pytest.raises(UsageError, match=why):
         dpg.read(tmp_path / "dpg_bench.csv")
@@ -180,14 +182,14 @@ def test_a_prompt_has_as_many_questions_as_outputs_hold(tmp_path: Path) -> None:
 
 
 def test_the_published_vqa_model_is_asked_the_bare_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for the package modelscope, which is not installed here."""
+    """A fake of the package modelscope, which is not installed here."""
     asked: list[Any] = []
 
     def pipeline(task: str, **options: Any) -> Callable[[dict[str, Any]], dict[str, str]]:
         asked.append((task, options))
 
-        def answers(given: dict[str, Any]) -> dict[str, str]:
-            asked.append((np.asarray(given["image"]).tolist(), given["question"]))
+        def answers(request: dict[str, Any]) -> dict[str, str]:
+            asked.append((np.asarray(request["image"]).tolist(), request["question"]))
             return {"text": "yes"}
 
         return answers
@@ -219,8 +221,8 @@ def test_the_published_vqa_model_is_asked_the_bare_question(tmp_path: Path, monk
 
 
 def test_another_vqa_model_has_another_name(vqa_weights: Path, tmp_path: Path) -> None:
-    """From the command line to the row, with a small Qwen3-VL of random weights: two images of each prompt."""
-    names = [one.id for one in data.load(configuration.compose(["data=dpg", "n=2"]))]
+    """From the command line to the row, with a small Qwen3-VL with random weights: two images per prompt."""
+    names = [entry.id for entry in data.load(configuration.compose(["data=dpg", "n=2"]))]
     rows = [(name, number, parents, where) for name in names for _, number, parents, where in ROWS[:4]]
     write(vqa_weights, rows)
     arguments = ["method=vanilla", "data=dpg", "n=2", "images_per_prompt=2", "metrics=dpg_qwen3_vl", "warmup=0"]
@@ -255,11 +257,11 @@ def test_tiif_bench_has_a_short_and_a_long_wording(tmp_path: Path) -> None:
     (folder / "color+2d_prompts.jsonl").write_text("\n".join(case("color+2d", i) for i in range(2)) + "\n\n")
     (folder / "text_prompts.jsonl").write_text(case("text", 0) + "\n")
     words = ["data=tiif", "n=all", f"data_dir={tmp_path}"]
-    short = {one.id: one for one in data.load(configuration.compose(words))}
+    short = {entry.id: entry for entry in data.load(configuration.compose(words))}
     assert sorted(short) == ["color+2d-short-0", "color+2d-short-1", "text-short-0"]
     assert (short["color+2d-short-1"].prompt, short["color+2d-short-1"].kind) == ("color+2d 1", "color+2d")
     long = data.load(configuration.compose([*words, "wording=long"]))
-    assert {one.prompt for one in long} == {"a long color+2d 0", "a long color+2d 1", "a long text 0"}
+    assert {entry.prompt for entry in long} == {"a long color+2d 0", "a long color+2d 1", "a long text 0"}
     assert configuration.compose([*words, "wording=both"])["n"] == 6
     assert configuration.compose(["data=tiif", "n=all", f"data_dir={folder}"])["n"] == 3
     with pytest.raises(UsageError, match=r"data=tiif needs the \*.jsonl of data/testmini_prompts.*data_dir=DIR"):

@@ -46,7 +46,7 @@ def small_world(count=4, seed=3):
 @torch.inference_mode()
 @pytest.mark.parametrize("sampling", [Sampling(0.8, top_k=3, cfg_scale=2.0), Sampling()])
 def test_the_stated_distance_is_the_one_between_the_distributions_of_a_decoding(sampling):
-    """Sequences are decoded token by token, with draft and target as a run has them."""
+    """Sequences are decoded token by token, with draft and target as in a run."""
     training, data = small_world()
     target, chain = training.head.target, Eagle(training.network, chain_paths(1))
     rows, rng = np.arange(4), RandomStreams([(0, i) for i in range(4)])
@@ -63,13 +63,13 @@ def test_the_stated_distance_is_the_one_between_the_distributions_of_a_decoding(
             first.append(p.argmax(-1) == draft.probs[:, 0].argmax(-1))
         rejected = SimpleNamespace(path_with_root=torch.zeros(4, 2, dtype=torch.int64), length=torch.zeros(4).long())
         chain.commit(state, StepResult(draft, p, hidden, rejected, count))
-    found = drafter.evaluate(training, data, rows, batch_size=3, sampling=sampling)
+    statistics = drafter.evaluate(training, data, rows, batch_size=3, sampling=sampling)
     each = torch.stack(apart).mean(0)
-    assert found["tv"] == pytest.approx(float(each.mean()), abs=1e-5)
-    assert found["tv_stderr"] == pytest.approx(float(each.std()) / 2, abs=1e-5)
-    assert found["top1_agreement"] == pytest.approx(float(torch.stack(first).float().mean()))
+    assert statistics["tv"] == pytest.approx(float(each.mean()), abs=1e-5)
+    assert statistics["tv_stderr"] == pytest.approx(float(each.std()) / 2, abs=1e-5)
+    assert statistics["top1_agreement"] == pytest.approx(float(torch.stack(first).float().mean()))
     plain = drafter.evaluate(training, data, rows)
-    assert found.get("tv_unguided", plain["tv"]) == pytest.approx(plain["tv"], abs=1e-6)
+    assert statistics.get("tv_unguided", plain["tv"]) == pytest.approx(plain["tv"], abs=1e-6)
     assert "tv_unguided" not in plain
 
 
@@ -84,11 +84,12 @@ def test_under_guidance_the_label_is_the_targets_guided_distribution():
 
 
 def test_a_checkpoint_has_the_weights_of_a_training_that_ends_there(tmp_path):
-    """With the average, which replaces the weights at the end; the step after it starts from the weights themselves."""
+    """With averaging, the average replaces the weights at the end, and the next step starts from the weights
+    themselves."""
 
     def ended(steps, kept=()):
         torch.manual_seed(0)
-        module, found = torch.nn.Linear(3, 1), {}
+        module, weights = torch.nn.Linear(3, 1), {}
 
         def loss(micro_step):
             x = torch.as_tensor(micro_step.rng.standard_normal((8, 3)), dtype=torch.float32)
@@ -96,9 +97,9 @@ def test_a_checkpoint_has_the_weights_of_a_training_that_ends_there(tmp_path):
             return value, {"loss": float(value.detach())}
 
         recipe = Recipe(steps=steps, batch=8, lr=1e-2, warmup=100, ema=0.5, precision="float32")  # the rate still rises
-        keep = Checkpoints(kept, lambda step: found.update({step: module.weight.detach().clone()}))
+        keep = Checkpoints(kept, lambda step: weights.update({step: module.weight.detach().clone()}))
         fit("small", module, loss, recipe, tmp_path / str(steps), checkpoints=keep)
-        return module.weight.detach(), found
+        return module.weight.detach(), weights
 
     last, kept = ended(7, kept=(3, 5))
     assert set(kept) == {3, 5}
@@ -119,7 +120,7 @@ def test_a_training_starts_from_given_weights_and_keeps_checkpoints(tmp_path):
     same(middle, trained([*still, f"start={tmp_path / 'first' / 'step-5'}"]))
     with pytest.raises(UsageError, match="has a training with start="):
         trained([*still, f"start={tmp_path / 'first' / 'step-10'}"])
-    with pytest.raises(UsageError, match="start: there is no folder"):
+    with pytest.raises(UsageError, match="start: the folder"):
         trained([*still, f"start={tmp_path / 'none'}"])
 
 
@@ -132,33 +133,33 @@ def test_embedded_drafters_are_chosen_by_name(capsys):
         assert registry.weights_label(cfg).endswith(f"+{registry.digest(file)}")
     default = configuration.compose(["method=eagle1", "drafter.weights=embedded"])
     assert registry.weights_label(default) == registry.weights_label(configuration.compose(["method=eagle1"]))
-    for method, given, sentence in (
+    for method, guidance, sentence in (
         ("eagle1", "embedded:steps61", "unknown eagle weights 'steps61' (choose from: "),
-        ("medusa", "embedded:steps100", "medusa has no embedded weights but the default ones"),
+        ("medusa", "embedded:steps100", "medusa has only the default embedded weights"),
     ):
         with pytest.raises(UsageError, match=sentence.replace("(", r"\(")):
-            configuration.compose([f"method={method}", f"drafter.weights={given}"])
+            configuration.compose([f"method={method}", f"drafter.weights={guidance}"])
     assert cli.main(["list", "drafters"]) == 0
     assert f"Also drafter.weights=embedded:{'|'.join(network.variants)}." in capsys.readouterr().out
 
 
 def test_a_card_states_every_drafter_under_guidance(tmp_path):
-    found = card.drafter_statistics(scenes.WORLD, registry.ASSETS, torch.device("cpu"), 4)
-    assert set(found) == set(card.DRAFTERS)
+    stated = card.drafter_statistics(scenes.WORLD, registry.ASSETS, torch.device("cpu"), 4)
+    assert set(stated) == set(card.DRAFTERS)
     cfg_scale = parameters.default("model", "llamagen_scenes", "cfg_scale")
-    made = card.Card()
-    made.add({"eagle3": {"seconds": 1.0}}, "elsewhere", ["eagle3"])
-    made.add(found, "here", ["eagle3", *card.DRAFTERS])
-    (tmp_path / "card.md").write_text(made.render())
-    assert card.Card.read(tmp_path / "card.md").render() == made.render()
-    for name, statistics in found.items():
+    drawn = card.Card()
+    drawn.add({"eagle3": {"seconds": 1.0}}, "elsewhere", ["eagle3"])
+    drawn.add(stated, "here", ["eagle3", *card.DRAFTERS])
+    (tmp_path / "card.md").write_text(drawn.render())
+    assert card.Card.read(tmp_path / "card.md").render() == drawn.render()
+    for name, statistics in stated.items():
         assert statistics["cfg_scale"] == cfg_scale
         if name != "tv_eagle_guided":  # guidance multiplies the errors of logits that were trained without
             assert statistics["tv"] > statistics["tv_unguided"]
-    default, guided = found["tv_eagle"], found["tv_eagle_guided"]
+    default, guided = stated["tv_eagle"], stated["tv_eagle_guided"]
     assert (guided["tv"] < default["tv"], guided["tv_unguided"] > default["tv_unguided"]) == (True, True)
-    # The card's standard error is of 150 scenes; the mean of the first four lies within four of its own.
+    # The card's standard error is of 150 scenes; the mean of the first four is within four standard errors of it.
     committed = card.Card.read(ROOT / "results" / "embedded_models.md").statistics
-    for name, statistics in found.items():
+    for name, statistics in stated.items():
         bound = 4 * committed[name]["tv_stderr"] * (150 / 4) ** 0.5
         assert committed[name]["tv"] == pytest.approx(statistics["tv"], abs=bound)

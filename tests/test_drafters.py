@@ -1,4 +1,4 @@
-"""Drafters without a network of their own, and trees grown at every step: exact, and faster than vanilla."""
+"""Drafters without a network, and trees grown at every step: exact, and faster than vanilla."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_dynamic_tree_is_lossless(shape, sampling):
     assert out.steps.float().mean() < 4
 
 
-def test_a_dynamic_tree_holds_the_likeliest_paths():
+def test_a_dynamic_tree_has_the_most_likely_paths():
     """Against an enumeration of every path's score."""
     tables = random_tables(3, 3, seed=5)
     code = {(): 0} | {(a,): a for a in range(3)} | {(a, b): 3 * a + b for a in range(3) for b in range(3)}
@@ -108,12 +108,12 @@ def test_a_dynamic_tree_holds_the_likeliest_paths():
             assert [paths[k - 1] for k in tree.children[0, slot].tolist() if k >= 0] == below
             assert torch.equal(draft.probs[0, slot], tables[len(path)][code[path]])
     assert tree.inner[0, 0] == 0
-    assert all((tree.children[0, some:, m] < 0).all() for m, some in enumerate(tree.parents_per_rank))
+    assert all((tree.children[0, first_unused:, m] < 0).all() for m, first_unused in enumerate(tree.parents_per_rank))
     assert draft.tree.depth[0, 1:].tolist() == [len(p) for p in paths]
 
 
 def test_coupling_and_proactive_drafts_save_steps():
-    """On a Markov chain, where an accepted token leaves the distributions after it as they are."""
+    """On a Markov chain, where an accepted token does not change the distributions after it."""
     g = torch.Generator().manual_seed(2)
     after = (2 * torch.randn(3, 3, generator=g)).softmax(-1)
     tables = [torch.full((1, 3), 1 / 3)] + [after.repeat(3 ** (t - 1), 1) for t in range(1, 9)]
@@ -147,8 +147,8 @@ def test_maximal_coupling_keeps_a_token_as_often_as_can_be_and_draws_the_rest_an
 
 
 def moving(drafter, tables, rows):
-    """The tokens (rows, len(tables) + 1) of the last position of a window, which moves on by one position a step, since
-    every verification keeps nothing, and has each of the distributions in turn; and the drafts."""
+    """The tokens (rows, len(tables) + 1) of the last position of a window, and the drafts. The window moves by one
+    position per step, since every verification keeps nothing; the position has each of the distributions in turn."""
     count, size, height = torch.zeros(rows, dtype=torch.int64), tables.shape[1], drafter.tree.height
     session: Any = SimpleNamespace(vocab_size=size, codes=size, width=9, forced=lambda positions: None)
     state = drafter.open(session, None, PLAIN, tiny.rng(rows))
@@ -166,8 +166,8 @@ def moving(drafter, tables, rows):
 @torch.inference_mode()
 @pytest.mark.parametrize("sampling", [Sampling(cfg_scale=3.0), Sampling(0.8, top_k=3, cfg_scale=2.0), Sampling()])
 def test_eagle_drafts_from_the_guided_distribution_of_its_head(sampling, monkeypatch):
-    """u + s (c - u) of the head's logits c and u, once, at every depth. Any other draft keeps the output exact: only
-    fewer of its tokens are accepted."""
+    """u + s (c - u) of the head's logits c and u, applied once, at every depth. Any other draft would keep the output
+    exact, but fewer of its tokens would be accepted."""
     target, rows = tiny.llamagen(side=3, vocab=7), 4
     head, outputs, original = tiny.eagle(target), [], Entries._distributions
 
@@ -203,9 +203,9 @@ def test_a_height_survives_as_long_as_any_coupling_can_let_it():
     assert tiny.fit(seen[:, -1], tables[-1].double()) > ALPHA
     survived = (seen == seen[:, :1]).all(1)
     for token in range(size):
-        some = survived[seen[:, 0] == token].double()
+        survivors = survived[seen[:, 0] == token].double()
         share = float((tables[:, token] * size).min().clamp_max(1))
-        assert abs(float(some.mean()) - share) < 4.5 * (share * (1 - share) / len(some)) ** 0.5 + 1e-6
+        assert abs(float(survivors.mean()) - share) < 4.5 * (share * (1 - share) / len(survivors)) ** 0.5 + 1e-6
     for draft, node in zip(drafts, where, strict=True):
         for token in range(size):
             height = draft.heights[draft.tokens[:, node] == token, node].double()

@@ -1,4 +1,4 @@
-"""Dry runs: what runs would do, with times from this machine's rows alone, and nothing done."""
+"""Dry runs: what the runs would do, with times from this machine's rows alone. Nothing is run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SMALL = ("metrics=none", "device=cpu", "warmup=0", "batch=2", "timing=true")
 
 @pytest.fixture
 def dry(call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """`call` with a store, and with memory that takes no time."""
+    """`call` with a store, and with a constant estimate of the memory, which takes no time."""
     monkeypatch.delenv("SPECBENCH_STORE")
     gb = {"peak_estimate_gb": 3.5, "runtime_estimate_gb": 1.0, "all_weights_gb": 2.0, "state_gb": 0.25}
     gb |= {"resolution": 64, "tokens": 256}
@@ -44,9 +44,9 @@ def test_a_dry_run_does_nothing_and_knows_nothing_of_a_new_machine(dry: Call, tm
     assert code == 0
     assert list(tmp_path.iterdir()) == []
     lines = dict(line.split(maxsplit=1) for line in out.splitlines()[2:])
-    assert lines["decode"] == "8 images, 0 of 8 are there"  # the baseline's, too
+    assert lines["decode"] == "8 images, 0 of 8 exist"  # the baseline's, too
     several = dry("run", "--dry-run", "method=sjd", "n=4", "images_per_prompt=3", *SMALL, "out=one")[1]
-    assert "decode    24 images, 0 of 24 are there" in several
+    assert "decode    24 images, 0 of 24 exist" in several
     assert lines["time"] == "unknown for 1 of 1 runs: the store has no such row of this machine"
     assert lines["disk"].startswith("at most ")
     assert lines["memory"].startswith(
@@ -64,20 +64,20 @@ def test_time_is_from_rows_of_this_machine(dry: Call) -> None:
     out = dry("run", "--dry-run", "method=sjd", "n=6", *SMALL, "out=two")[1]
     assert "time      0:02:09 of decoding, one run after the other, without scoring\n" in out  # 6 * (5.5 + 16)
     out = dry("run", "--dry-run", "method=sjd", "window=8", "n=6", *SMALL, "out=two")[1]
-    assert "(1 by the same method with other parameters)" in out
+    assert "(1 estimated from the same method with other parameters)" in out
     out = dry("run", "--dry-run", "method=sjd", "n=6", *SMALL, "out=one")[1]
-    assert "decode    4 images, 8 of 12 are there" in out
+    assert "decode    4 images, 8 of 12 exist" in out
     assert "time      0:00:43" in out
     assert "finished" in dry("run", "--dry-run", "method=sjd", "n=4", *SMALL, "out=one")[1]
 
 
-def test_what_is_missing_is_a_download(dry: Call) -> None:
+def test_missing_files_are_downloads(dry: Call) -> None:
     words = ("model=llamagen_xl", "method=sjd,eagle1", "data=parti", "metrics=clip_b32", "n=2", "device=cpu")
     code, out, _ = dry("run", "-m", "--dry-run", *words)
     assert code == 0
-    found = [line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith("download")]
-    assert "123.1 kB  PartiPrompts.tsv" in [line.strip() for line in found]
-    assert any(line.startswith("eagle/ of llamagen_xl from ") for line in found)
+    downloads = [line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith("download")]
+    assert "123.1 kB  PartiPrompts.tsv" in [line.strip() for line in downloads]
+    assert any(line.startswith("eagle/ of llamagen_xl from ") for line in downloads)
     steps = [line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith(("first", "then"))]
     assert steps == [
         "specbench fetch model=llamagen_xl drafter=eagle_tree",
@@ -88,8 +88,8 @@ def test_what_is_missing_is_a_download(dry: Call) -> None:
 
 
 def test_suites_and_tables_have_dry_runs(dry: Call, tmp_path: Path) -> None:
-    held: dict[str, Any] = {"n": 3, "seeds": [0, 1], "timed": 2, "metrics": "none", "lines": {"sjd": {"method": "sjd"}}}
-    Path("my.yaml").write_text(yaml.safe_dump(held))
+    spec: dict[str, Any] = {"n": 3, "seeds": [0, 1], "timed": 2, "metrics": "none", "lines": {"sjd": {"method": "sjd"}}}
+    Path("my.yaml").write_text(yaml.safe_dump(spec))
     code, out, _ = dry("suite", "my.yaml", "--dry-run")
     assert code == 0
     assert out.splitlines()[0] == "dry run of my in runs/suites/my: 8 runs, nothing is decoded"
@@ -120,14 +120,14 @@ STEP = {
 
 @pytest.fixture
 def step(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A step whose sizes are known, instead of one on fake tensors."""
-    held = {**STEP}
-    monkeypatch.setattr(plan, "plan", lambda cfg: {**held, "engine": cfg["engine"]})
-    return held
+    """A step of known size, instead of one on fake tensors."""
+    fields = {**STEP}
+    monkeypatch.setattr(plan, "plan", lambda cfg: {**fields, "engine": cfg["engine"]})
+    return fields
 
 
 def seconds(*words: str, model: str = "llamagen_xl", device: str = "h200") -> list[float]:
-    """Of an image, the least and the most."""
+    """The least and the most seconds of an image."""
     [gpu] = devices.named(device).values()
     return list(Planner(Path("none")).seconds(configuration.compose([f"model={model}", *words]), gpu))
 
@@ -147,15 +147,15 @@ def test_hours_are_from_bytes_launches_and_tokens_a_step(step: dict[str, Any], m
     step["tera_operations"] = {"step": 98.9}
     assert seconds("method=vanilla", "engine=graph")[0] == pytest.approx(256 * 0.1)  # and now the arithmetic
     assert seconds("method=vanilla", "dtype=float32", device="h100")[0] == pytest.approx(256 * 0.1)  # of the plan
-    counts = {"triton": None, "graph": {"layers": 2000, "outside": 0}}  # without Triton, those of the graph engine
+    counts = {"triton": None, "graph": {"layers": 2000, "outside": 0}}  # without Triton, the counts of the graph engine
     monkeypatch.setattr(plan, "plan", lambda cfg: {**STEP, "launches": counts[cfg["engine"]]})
     assert seconds("method=vanilla", "engine=triton") == pytest.approx([256 * 3e-3, 256 * (2e-3 + 10e-3)])
 
 
 def test_tokens_a_step_are_printed_ones_then_the_embedded_models_then_bounds(tmp_path: Path) -> None:
     def known(*words: str, model: str = "llamagen_xl", tokens: int = 256) -> tuple[float, float]:
-        found = gpu_hours.tokens_per_step(configuration.compose([f"model={model}", *words]), tokens, 6, tmp_path)
-        return found.low, found.high
+        rates = gpu_hours.tokens_per_step(configuration.compose([f"model={model}", *words]), tokens, 6, tmp_path)
+        return rates.low, rates.high
 
     assert known("method=vanilla") == (1, 1)
     assert known("method=cool_sd", "delta=2") == (3.34, 3.34)
@@ -173,7 +173,8 @@ def test_tokens_a_step_are_printed_ones_then_the_embedded_models_then_bounds(tmp
 
 
 def test_continuous_tokens_cost_between_all_drafts_kept_and_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The target's pass reads 4.8 GB, 1 ms, its drafter's 0.48 GB; steps of the heads and launches cost nothing."""
+    """The target's pass reads 4.8 GB, which takes 1 ms, the drafter's pass 0.48 GB; steps of the heads and launches
+    cost nothing."""
 
     def planned(cfg: Mapping[str, Any]) -> dict[str, Any]:
         size = 4.8 if cfg["model"] == "mar_l" else 0.48
@@ -185,14 +186,14 @@ def test_continuous_tokens_cost_between_all_drafts_kept_and_none(monkeypatch: py
     monkeypatch.setattr(plan, "plan", planned)
     alone = seconds("method=vanilla", model="mar_l")
     assert alone == pytest.approx([0.256, 0.512])
-    some = seconds("method=cspd_paper", "gamma=16", "prefill=0.25", model="mar_l")
-    assert some[0] == pytest.approx((64 * 1 + 192 * 0.1 + 12 * 1) * 1e-3)
-    assert some[1] == pytest.approx((256 * (2 + 0.2) + 2) * 1e-3)  # each token drafted, and drawn again
+    with_drafts = seconds("method=cspd_paper", "gamma=16", "prefill=0.25", model="mar_l")
+    assert with_drafts[0] == pytest.approx((64 * 1 + 192 * 0.1 + 12 * 1) * 1e-3)
+    assert with_drafts[1] == pytest.approx((256 * (2 + 0.2) + 2) * 1e-3)  # each token drafted, and drawn again
     stops = seconds("method=cspd", "gamma=16", model="mar_l")
     assert stops[1] == pytest.approx((256 * (2 + 16 * 0.2 + 2) + 2) * 1e-3)  # a draft and a pass for every token
 
 
-def test_a_run_on_a_gpu_is_planned_where_there_is_none(
+def test_a_run_on_a_gpu_is_planned_without_a_gpu(
     step: dict[str, Any], call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
@@ -227,7 +228,7 @@ def test_without_a_dry_run_an_absent_gpu_stays_an_error(monkeypatch: pytest.Monk
     config = configuration.compose(["device=cuda", "engine=graph"])
     with pytest.raises(UsageError, match="device=cuda needs CUDA"):
         run.check(config)
-    [planned] = forecast.foresee([PlannedRun(Path("one"), config)]).runs
+    [planned] = forecast.dry_run([PlannedRun(Path("one"), config)]).runs
     assert planned.fault == ""
 
 
@@ -254,10 +255,10 @@ def test_a_network_that_nobody_publishes_is_trained_before_its_table(step: dict[
 def test_images_and_records_take_no_more_than_said(call: Call, tmp_path: Path) -> None:
     words = ("model=mar_scenes", "method=cspd", "n=2", "metrics=none", "device=cpu", "warmup=0", "out=one")
     assert call("run", *words)[0] == 0
-    held = [*tmp_path.glob("one/*/*.png"), *tmp_path.glob("one/*.jsonl")]
+    files = [*tmp_path.glob("one/*/*.png"), *tmp_path.glob("one/*.jsonl")]
     todo = of_jobs(configuration.grid([*words[:-1], "out=two"], False), False, tmp_path)
-    assert len(held) >= 5
-    assert sum(path.stat().st_size for path in held) <= forecast.foresee(todo.runs).disk[0]
+    assert len(files) >= 5
+    assert sum(path.stat().st_size for path in files) <= forecast.dry_run(todo.runs).disk[0]
 
 
 # --- docs/reproduce.md ------------------------------------------------------------------------------------------------
@@ -272,7 +273,7 @@ SECTIONS = {
 }
 
 
-def test_the_pages_commands_are_planned_as_they_stand(
+def test_the_commands_of_the_page_are_planned_unchanged(
     step: dict[str, Any], call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step["reads_gb"] |= {"forward": 1.6, "diffusion_step": 0.1}
@@ -293,7 +294,9 @@ def test_the_pages_commands_are_planned_as_they_stand(
                 said = [line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith(("first", "then"))]
                 steps += said if words[1] == "tables" else []
         if title != "Before":  # the page's commands are those that the dry runs of its tables say
-            assert {one for one in steps if "images=DIR" not in one} == {" ".join(words) for words in commands}, title
+            assert {planned for planned in steps if "images=DIR" not in planned} == {
+                " ".join(words) for words in commands
+            }, title
     assert sum(map(len, SECTIONS.values())) >= 20
 
 
@@ -306,8 +309,8 @@ def test_the_pages_rehearsal_runs(tmp_path: Path) -> None:
     assert {(row["model"], row["n"]) for row in rows} == {("llamagen_xl", 2)}
 
 
-def test_the_pages_figures_are_those_of_the_forecast() -> None:
-    """The hours within 15 %: versions of PyTorch differ in their kernels."""
+def test_the_figures_of_the_page_match_the_forecast() -> None:
+    """The hours may differ by 15 %, because versions of PyTorch have different kernels."""
     drawn = dict(re.findall(r"^\| `(\w+ --model \w+)` \| (.*) \|$", PAGE, re.MULTILINE))
     assert list(drawn) == [f"{table} --model {model}" for table, model, _ in reproduce_table.LINES]
     for line in reproduce_table.LINES:
@@ -319,7 +322,7 @@ def test_the_pages_figures_are_those_of_the_forecast() -> None:
         [computed] = reproduce_table.lines([line])
         cells = computed.strip("| ").split(" | ")[1:], drawn[f"{line[0]} --model {line[1]}"].split(" | ")
         assert cells[0][-1] == cells[1][-1]
-        for now, then in zip(*(some[1 : 1 + len(reproduce_table.GPUS)] for some in cells), strict=True):
+        for now, then in zip(*(row[1 : 1 + len(reproduce_table.GPUS)] for row in cells), strict=True):
             assert now.split()[-1] == then.split()[-1] == "h"
             ends = [[float(word) for word in text.split() if word[0].isdigit()] for text in (now, then)]
             assert ends[0] == pytest.approx(ends[1], rel=0.15)

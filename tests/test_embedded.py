@@ -1,4 +1,4 @@
-"""The committed weights, through the public parts: what the README and the model card claim."""
+"""The committed weights, through the public interfaces: the claims of the README and the model card."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def test_vanilla_takes_one_step_a_token():
     assert len(out.tokens.unique()) > 50
 
 
-def test_accepted_lengths_stand_in_the_papers_order():
-    """A chain, a tree and a rule that relaxes much: about 2.2, 2.8 and 3.2. (That delta=1.1 gives more than the exact
-    rule takes 500 images to show.)"""
+def test_accepted_lengths_have_the_order_of_the_papers():
+    """A chain, a tree and a strongly relaxed rule: about 2.2, 2.8 and 3.2. (To show that delta=1.1 gives more than the
+    exact rule takes 500 images.)"""
     methods = (["eagle_chain"], ["eagle1"], ["cool_sd", "delta=2"])
     chain, eagle, cooler = (accepted_length(f"method={name}", *words, count=SOME) for name, *words in methods)
     assert 1.5 < chain < eagle < cooler
@@ -58,8 +58,8 @@ def test_windows_save_steps_and_proactive_drafts_save_more():
 
 
 def test_a_caption_can_be_read_from_its_image():
-    """The goal is 0.85 over 256 captions (results/embedded_models.md); these eight hold 60 attributes or so, of which
-    0.85 is not missed by four standard errors of 0.05."""
+    """The goal is 0.85 over 256 captions (results/embedded_models.md); these eight hold about 60 attributes, so the
+    share can miss 0.85 by at most four standard errors of 0.05."""
     images = pipeline("method=vanilla").pixels(decoded("method=vanilla").tokens)
     right = read_right(images, [scenes.sample("validation", i).scene.labels() for i in range(COUNT)])
     assert float(right.nanmean()) > 0.65
@@ -78,7 +78,8 @@ def test_a_caption_can_be_read_from_its_image():
     ],
 )
 def test_the_same_images_in_any_batch(words, count):
-    """Bit-equal tokens and pixels, alone and in company: every row-wise product is computed in one order."""
+    """Tokens and pixels are equal bit for bit, alone and in a batch: every row-wise product is computed in one
+    order."""
     p = pipeline(*words)
     together = decoded(*words, count=count)  # which other tests look at, too
     out = p.decode(p.encode(CAPTIONS[1:2]), [(0, 1)])
@@ -87,8 +88,9 @@ def test_the_same_images_in_any_batch(words, count):
 
 
 @torch.inference_mode()
-def test_logits_are_bit_equal_alone_and_in_company():
-    """Stronger than equal tokens, which a difference in the last digit changes once in thousands of images only."""
+def test_logits_are_bit_equal_alone_and_in_a_batch():
+    """This is stronger than equal tokens: a difference in the last digit changes a token only once in thousands of
+    images."""
     from specbench.decoding.trees import build, chain_paths
 
     model, encoded = pipeline("method=vanilla").model, pipeline("method=vanilla").encode(CAPTIONS)
@@ -99,12 +101,12 @@ def test_logits_are_bit_equal_alone_and_in_company():
         together = model.target.open(encoded, COUNT, True, 4).forward(tokens, tree, tokens, count)[0]
         few = encoded.rows(rows.start, rows.stop)
         alone = model.target.open(few, len(few), True, 4).forward(tokens[rows], tree, tokens[rows], count[rows])[0]
-        for mine, theirs in zip(alone.chunk(2), together.chunk(2), strict=True):  # conditional, unconditional
-            assert torch.equal(mine, theirs[rows])
+        for single, batched in zip(alone.chunk(2), together.chunk(2), strict=True):  # conditional, unconditional
+            assert torch.equal(single, batched[rows])
 
 
 def test_greedy_speculation_repeats_the_greedy_target():
-    """At temperature 0 every exact drafter gives the target's own picture, token for token, in fewer steps."""
+    """At temperature 0 every exact drafter gives the target's own image, token for token, in fewer steps."""
     wanted = decoded("method=vanilla", "temperature=0", count=1).tokens
     for method in (
         "sd",
@@ -136,7 +138,7 @@ def test_the_tokenizer_reaches_its_statistics():
 
 
 def test_target_and_drafter_reach_their_statistics():
-    """An ambiguous target, a drafter that is good and not perfect."""
+    """The target is ambiguous; the drafter is good, but not perfect."""
     from specbench.models.eagle import EagleTraining
     from specbench.models.supervision import TargetHead
     from specbench.training import drafter
@@ -147,11 +149,11 @@ def test_target_and_drafter_reach_their_statistics():
     with torch.inference_mode():
         codes = model.codes(to_float(images)).numpy()
         features = model.encode(captions).features
-        given = target.dataset(model.target, codes, features)
-        found = drafter.evaluate(
-            EagleTraining(model.drafter_network("eagle"), TargetHead(model.target)), given, range(32)
+        dataset = target.dataset(model.target, codes, features)
+        statistics = drafter.evaluate(
+            EagleTraining(model.drafter_network("eagle"), TargetHead(model.target)), dataset, range(32)
         )
         reached = target.evaluate_target(model.target, codes, features)
     assert reached["loss"] < 2.6  # as its card says, and far below the 6.2 nats of equal codes
     assert 0.25 < reached["top1_probability"] < 0.55
-    assert 0.15 < found["tv"] < 0.45
+    assert 0.15 < statistics["tv"] < 0.45

@@ -1,5 +1,5 @@
-"""What a method emits at a node against verification written out, candidate by candidate; and over whole sequences
-against their enumerated distribution, by the chain rule."""
+"""The emitted distribution at a node against a verification written out, candidate by candidate; and over whole
+sequences against their enumerated distribution, by the chain rule."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ V = 4
 
 
 def some(*shape: int, seed: int = 0) -> Tensor:
-    """Distributions (*shape, V)."""
+    """Random distributions (*shape, V)."""
     return (1.5 * torch.randn(*shape, V, generator=torch.Generator().manual_seed(seed))).softmax(-1)
 
 
@@ -64,14 +64,14 @@ def test_the_acceptance_of_every_token() -> None:
     for name, rule in RULES.items():
         every = rule.acceptance(r, q, depth)
         for x in range(V):
-            one = rule.accept(r, q, torch.full((5, 3), x), depth)
-            torch.testing.assert_close(every[..., x], one, msg=lambda m, name=name: f"{name}: {m}")
+            acceptance = rule.accept(r, q, torch.full((5, 3), x), depth)
+            torch.testing.assert_close(every[..., x], acceptance, msg=lambda m, name=name: f"{name}: {m}")
         torch.testing.assert_close(every, Rule.acceptance(rule, r, q, depth))  # what a rule without its own has
 
 
-def written_out(p: Tensor, q: Tensor, rule: Rule, depth: int, siblings: int, given: list[int] | None) -> list[Tensor]:
-    """The probabilities (V,) with which a node emits each token by its 1st, 2nd, ... candidate, and last by the
-    recovered token: verification candidate by candidate, for all that can be drawn. given: deterministic candidates."""
+def written_out(p: Tensor, q: Tensor, rule: Rule, depth: int, siblings: int, order: list[int] | None) -> list[Tensor]:
+    """The probabilities (V,) with which a node emits each token as its 1st, 2nd, ... candidate, and last as the
+    recovered token: verification candidate by candidate, over all possible draws. order: deterministic candidates."""
     out = [torch.zeros(V, dtype=torch.float64) for _ in range(siblings + 1)]
     level = torch.tensor(depth)
 
@@ -79,14 +79,14 @@ def written_out(p: Tensor, q: Tensor, rule: Rule, depth: int, siblings: int, giv
         if m == siblings or q is None:
             out[siblings].add_(reached * r.double())
             return
-        if given is not None:
-            q = torch.eye(V)[given[m]]
+        if order is not None:
+            q = torch.eye(V)[order[m]]
         for x in (q > 0).nonzero().flatten().tolist():
             token, here = torch.tensor(x), reached * float(q[x])
             keep = float(rule.accept(r, q, token, level))
             out[m][x] += here * keep
             rest = q.index_fill(0, token, 0.0)
-            left = rest / rest.sum() if rest.sum() > 0 else q if given is not None else None
+            left = rest / rest.sum() if rest.sum() > 0 else q if order is not None else None
             if keep < 1:
                 follow(m + 1, rule.residual(r, q, token, level), left, here * (1 - keep))
 
@@ -96,8 +96,8 @@ def written_out(p: Tensor, q: Tensor, rule: Rule, depth: int, siblings: int, giv
 
 @pytest.mark.parametrize(("name", "sampled"), [(name, i % 3 > 0) for i, name in enumerate([*STOCHASTIC, "exact"])])
 def test_the_distribution_of_a_node(name: str, sampled: bool) -> None:
-    """Of four rows and nodes of three, two, one and no candidates; in one the drafter has two tokens only. With V = 4
-    the sum over rejected tokens is exact."""
+    """Four rows with nodes of three, two, one and no candidates; in one of them the drafter has only two tokens. With V
+    = 4 the sum over rejected tokens is exact."""
     rule, p, q = RULES[name], some(4, 4, seed=3), some(4, 4, seed=4)
     q[1] = q[1] * torch.tensor([1.0, 1, 0, 0])
     q[1] /= q[1].sum(-1, keepdim=True)
@@ -105,20 +105,21 @@ def test_the_distribution_of_a_node(name: str, sampled: bool) -> None:
     live = torch.arange(3) < torch.tensor([3, 2, 1, 0])[:, None]
     depth = torch.tensor([1, 2, 3, 9]).expand(4, 4)
     nodes = Nodes(p, q, tokens, live.expand(4, 4, 3), depth, sampled)
-    found = distributions(nodes, rule, torch.zeros(4, 4, 3, 2))
-    assert found.shape == (4, 4, 1, V)
+    computed = distributions(nodes, rule, torch.zeros(4, 4, 3, 2))
+    assert computed.shape == (4, 4, 1, V)
     for row in range(4):
         for n, count in enumerate((3, 2, 1, 0)):
-            given = None if sampled else [2, 0, 3]
-            expected = sum(written_out(p[row, n], q[row, n], rule, int(depth[row, n]), count, given))
-            torch.testing.assert_close(found[row, n, 0].double(), expected, rtol=0, atol=1e-6)
+            order = None if sampled else [2, 0, 3]
+            expected = sum(written_out(p[row, n], q[row, n], rule, int(depth[row, n]), count, order))
+            torch.testing.assert_close(computed[row, n, 0].double(), expected, rtol=0, atol=1e-6)
     exact = torch.equal(live.any(-1), torch.tensor([True, True, True, False])) and name == "exact"
-    assert ((found[:, :, 0] - p).abs().amax(-1) < 1e-6).all() == exact
+    assert ((computed[:, :, 0] - p).abs().amax(-1) < 1e-6).all() == exact
 
 
 @pytest.mark.parametrize("name", ["exact", "uniform", "cool", "neighbourhood", "lantern_pp", "entropy"])
 def test_drawn_rejections_average_to_the_distribution(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """2,000 nodes, four draws each: e, and the corrected divergence, which does not see that e is an average."""
+    """2,000 nodes with four draws each: e, and the corrected divergence, which is not biased although e is an
+    average."""
     rule, count = RULES[name], 2000
     p, q = some(1, 1, seed=32), some(1, 1, seed=132)
     nodes = Nodes(
@@ -129,14 +130,14 @@ def test_drawn_rejections_average_to_the_distribution(name: str, monkeypatch: py
         sampled=True,
     )
     monkeypatch.setattr(emitted, "_EXACT", 1)
-    found = distributions(nodes, rule, tiny.rng(count).uniform(torch.zeros(count, dtype=torch.int64), 0, 1, 2, 4))
+    computed = distributions(nodes, rule, tiny.rng(count).uniform(torch.zeros(count, dtype=torch.int64), 0, 1, 2, 4))
     expected = sum(written_out(p[0, 0], q[0, 0], rule, 1, 2, None))
-    every = found[:, 0].double()
+    every = computed[:, 0].double()
     assert every.shape == (count, 2, V)
     # five standard errors, and float32
     near = 5 * every.flatten(0, 1).std(0) / math.sqrt(2 * count) + 1e-6
     assert ((every.mean((0, 1)) - expected).abs() < near).all()
-    tv, kl, outside = emitted._corrected(nodes.p, found)[:, :, 0].double()
+    tv, kl, outside = emitted._corrected(nodes.p, computed)[:, :, 0].double()
     exact = distances(p[0, 0].double(), expected)
     assert abs(float(kl.mean() - exact[1])) < 5 * float(kl.std()) / math.sqrt(count) + 1e-6
     assert float(outside.abs().max()) == 0
@@ -163,29 +164,33 @@ def test_the_distances() -> None:
 
 
 def test_an_infinite_divergence_is_no_value() -> None:
-    made = images(trace(outside=0.09), [4, 9])
-    assert [(r.emitted_tv, r.emitted_kl) for r in made] == [(0.25, None), (0.0, 0.0)]
-    assert made[0].emitted_outside == pytest.approx(0.01)
-    row = summary.columns(made)
+    records = images(trace(outside=0.09), [4, 9])
+    assert [(r.emitted_tv, r.emitted_kl) for r in records] == [(0.25, None), (0.0, 0.0)]
+    assert records[0].emitted_outside == pytest.approx(0.01)
+    row = summary.columns(records)
     assert (row["emitted_tv"], row["emitted_kl"], row["emitted_kl_stderr"]) == (0.125, None, None)
     cfg = {"rule": "lantern", "emitted_draws": 8}
-    assert emitted_remarks(cfg, made) == ["emitted_kl: infinite, as the target never gives 0.005 of the emitted tokens"]
+    assert emitted_remarks(cfg, records) == [
+        "emitted_kl: infinite, as the target never gives 0.005 of the emitted tokens"
+    ]
     assert emitted_remarks(cfg, images(trace(), [4, 9])) == []
 
 
-def test_what_was_not_measured_is_no_value() -> None:
-    given, cfg = trace(), {"rule": "typical", "drafter": "medusa", "emitted_draws": 8}
+def test_a_missing_measurement_is_no_value() -> None:
+    measured, cfg = trace(), {"rule": "typical", "drafter": "medusa", "emitted_draws": 8}
     five = ["emitted_tv", "emitted_kl", "emitted_outside", "emitted_kl_optimal", "emitted_ratio"]
     for absent in (torch.zeros(2, 0), torch.full((2, 9), torch.nan)):
-        made = images(replace(given, **dict.fromkeys(five, absent)), [4, 9])
-        row = summary.columns(made)
+        records = images(replace(measured, **dict.fromkeys(five, absent)), [4, 9])
+        row = summary.columns(records)
         assert [row[c] for c in ("emitted_tv", "emitted_tv_stderr", "emitted_kl", "emitted_kl_stderr")] == [None] * 4
         why = "emitted_kl: like emitted_tv not computed for "
-        assert emitted_remarks(cfg, made) == [why + "rule typical on trees of sampled tokens"]
-        assert emitted_remarks(cfg | {"verification": "block"}, made) == [why + "verification=block"]
-        assert emitted_remarks(cfg | {"emitted_draws": 0}, made) == []
-        mixed = [made[0], images(given, [4, 9])[1]]
-        assert emitted_remarks(cfg, mixed) == ["emitted_kl: not recorded of 1 images, which an earlier process decoded"]
+        assert emitted_remarks(cfg, records) == [why + "rule typical on trees of sampled tokens"]
+        assert emitted_remarks(cfg | {"verification": "block"}, records) == [why + "verification=block"]
+        assert emitted_remarks(cfg | {"emitted_draws": 0}, records) == []
+        mixed = [records[0], images(measured, [4, 9])[1]]
+        assert emitted_remarks(cfg, mixed) == [
+            "emitted_kl: not recorded for 1 images, which an earlier process decoded"
+        ]
 
 
 # --- whole sequences --------------------------------------------------------------------------------------------------
@@ -216,8 +221,8 @@ def enumerated(rule: Rule, paths: list[tuple[int, ...]], chosen: bool) -> tuple[
         following: dict[tuple[int, tuple[int, ...]], float] = defaultdict(float)
         for (prefix, node), weight in states.items():
             p, q = P[t][prefix], Q[t][prefix]
-            given = q.topk(V).indices.tolist() if chosen else None
-            parts = written_out(p, q, rule, len(node) + 1, children[node], given)
+            order = q.topk(V).indices.tolist() if chosen else None
+            parts = written_out(p, q, rule, len(node) + 1, children[node], order)
             e = sum(parts)
             expected[t] += weight * float((e * (e / p).log()).nan_to_num(0).sum())
             for m, part in enumerate(parts):
@@ -251,8 +256,8 @@ COMB = [(0,), (1,), (2,), (0, 0)]
     ],
 )
 def test_the_sum_over_positions_bounds_the_divergence_of_sequences(name: str, paths: Any, chosen: bool) -> None:
-    """Everything enumerated: the decoded sequences follow the enumerated distribution, the recorded divergences have
-    the enumerated mean at every position, and its sum is at least the divergence of that distribution."""
+    """Everything is enumerated. The decoded sequences follow the enumerated distribution, the recorded divergences have
+    the enumerated mean at every position, and their sum is at least the divergence of that distribution."""
     out = decoded(RULES[name], paths, chosen, 3000)
     probs, expected = enumerated(RULES[name], paths, chosen)
     assert tiny.fit(codes(out.tokens, V), probs / probs.sum()) > 1e-4
@@ -265,23 +270,23 @@ def test_the_sum_over_positions_bounds_the_divergence_of_sequences(name: str, pa
 
 
 def test_a_deterministic_rule() -> None:
-    """The longest accepted path counts: a point mass where it goes on, the target at its end."""
+    """The longest accepted path counts: a point mass at each of its tokens, the target at its end."""
     out = decoded(Typical(0.3, 0.9), FORK, chosen=True, count=300)
     tables = torch.stack([P[t][codes(out.tokens[:, :t], V)] for t in range(T)], 1)
-    own = tables.gather(2, out.tokens.unsqueeze(-1)).squeeze(-1)
+    kept = tables.gather(2, out.tokens.unsqueeze(-1)).squeeze(-1)
     ends = (out.trace.accepted + 1).cumsum(1) - 1  # the position of each step's own token
-    last = torch.zeros(len(own), 3 * T).scatter_(1, torch.where(torch.arange(T) < out.steps[:, None], ends, 2 * T), 1)
+    last = torch.zeros(len(kept), 3 * T).scatter_(1, torch.where(torch.arange(T) < out.steps[:, None], ends, 2 * T), 1)
     on = last[:, :T] == 0
     assert 0 < on.float().mean() < 1
-    torch.testing.assert_close(out.trace.emitted_tv, torch.where(on, 1 - own, 0.0))
-    torch.testing.assert_close(out.trace.emitted_kl, torch.where(on, -own.log(), 0.0))
+    torch.testing.assert_close(out.trace.emitted_tv, torch.where(on, 1 - kept, 0.0))
+    torch.testing.assert_close(out.trace.emitted_kl, torch.where(on, -kept.log(), 0.0))
     assert out.trace.emitted_outside.abs().max() == 0
 
 
 @pytest.mark.parametrize("rule", [RULES["lantern"], Typical(0.3, 0.9)], ids=lambda rule: rule.name)
-def test_the_chain_rule_is_an_equation_where_the_prefix_determines_what_is_emitted(rule: Rule) -> None:
-    """Chains as long as the image, and a rule without depth: at every position, in whichever step and at whichever
-    depth it comes, the same e. On trees a deterministic rule has no computed e."""
+def test_the_chain_rule_is_exact_if_the_prefix_determines_the_emitted_distribution(rule: Rule) -> None:
+    """Chains as long as the image, and a rule without depth: e at a position is the same in every step and at every
+    depth. On trees a deterministic rule has no computed e."""
     out = decoded(rule, chain_paths(T))
     total = out.trace.emitted_kl.double().sum(1)
     divergence = kl_of(theorem.chain_statistics(P, Q, rule, T).probs)
@@ -290,9 +295,9 @@ def test_the_chain_rule_is_an_equation_where_the_prefix_determines_what_is_emitt
 
 
 def test_an_image_does_not_depend_on_the_draws() -> None:
-    one, two = (decoded(RULES["cool"], FORK, count=50, draws=draws) for draws in (0, 8))
-    assert torch.equal(one.tokens, two.tokens)
-    assert one.trace.emitted_kl.shape == (50, 0)
+    without, with_draws = (decoded(RULES["cool"], FORK, count=50, draws=draws) for draws in (0, 8))
+    assert torch.equal(without.tokens, with_draws.tokens)
+    assert without.trace.emitted_kl.shape == (50, 0)
 
 
 #: Those of discrete tokens whose emitted distribution is measured.

@@ -1,4 +1,4 @@
-"""Engines agree: steps whose tensors stay in place give what plain steps give, image for image."""
+"""Engines agree: steps whose tensors stay in place give the same images as plain steps."""
 
 from __future__ import annotations
 
@@ -69,21 +69,21 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
 
 
 def at_once(functions: Mapping[str, Action], device: torch.device) -> list[Action]:
-    """Instead of a recorder: the functions themselves, after a round that counts."""
+    """Replaces a recorder: the functions themselves, after a round that counts."""
     for function in functions.values():
         function()
     return list(functions.values())
 
 
 def conditioning(rows: int, seed: int) -> Any:
-    given = tiny.prompts(rows)
-    given.features = torch.randn(given.features.shape, generator=torch.Generator().manual_seed(seed))
-    return given
+    prompts = tiny.prompts(rows)
+    prompts.features = torch.randn(prompts.features.shape, generator=torch.Generator().manual_seed(seed))
+    return prompts
 
 
-def some_of(given: Any, seed: int) -> tuple[Callable[[list[int]], Any], Callable[[list[int]], RandomStreams]]:
+def some_of(prompts: Any, seed: int) -> tuple[Callable[[list[int]], Any], Callable[[list[int]], RandomStreams]]:
     """The conditioning and the random streams of some images, for `decode_stream`."""
-    return lambda some: Conditioning(given.features[some], given.valid[some]), partial(tiny.rng, seed=seed)
+    return lambda rows: Conditioning(prompts.features[rows], prompts.valid[rows]), partial(tiny.rng, seed=seed)
 
 
 def configured(target: Any, name: str, rule: str = "exact", sampling: Sampling = GUIDED) -> DecoderConfig:
@@ -93,11 +93,12 @@ def configured(target: Any, name: str, rule: str = "exact", sampling: Sampling =
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_steps_in_place_give_what_plain_steps_give(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three batches through the memory of the first, one of another size between them; none overwrites what an earlier
-    one gave. Statistics are taken after the drafter has taken the verdict: PJD wrote its next window over the draft."""
+    """Three batches use the memory of the first one, with a batch of another size between them; none overwrites the
+    results of an earlier one. Statistics are computed after the drafter has read the verdict: PJD used to write its
+    next window over the draft."""
     target, engine, compared = tiny.llamagen(side=4), Graphs(at_once), []
-    one, two = configured(target, name), configured(target, name)
-    commit = two.drafter.commit
+    in_place_config, plain_config = configured(target, name), configured(target, name)
+    commit = plain_config.drafter.commit
 
     def committed(state: Any, outcome: Any) -> None:
         draft = outcome.draft
@@ -105,10 +106,10 @@ def test_steps_in_place_give_what_plain_steps_give(name: str, monkeypatch: pytes
         commit(state, outcome)
         compared.append(all(map(torch.equal, before, (draft.tokens, draft.probs, draft.valid))))
 
-    monkeypatch.setattr(two.drafter, "commit", committed)
-    given = [(conditioning(rows, seed), tiny.rng(rows, seed)) for rows, seed in ((2, 0), (2, 1), (3, 2), (2, 3))]
-    in_place = [tiny.results(decode(one, *some, engine)) for some in given]
-    assert tiny.equal(in_place, [tiny.results(decode(two, *some)) for some in given])
+    monkeypatch.setattr(plain_config.drafter, "commit", committed)
+    batches = [(conditioning(rows, seed), tiny.rng(rows, seed)) for rows, seed in ((2, 0), (2, 1), (3, 2), (2, 3))]
+    in_place = [tiny.results(decode(in_place_config, *batch, engine)) for batch in batches]
+    assert tiny.equal(in_place, [tiny.results(decode(plain_config, *batch)) for batch in batches])
     assert len(engine._runners) == 2
     assert len(compared) > 2
     assert all(compared)
@@ -118,7 +119,7 @@ def test_steps_in_place_give_what_plain_steps_give(name: str, monkeypatch: pytes
     *((name, Graphs(at_once)) for name in DRAFTERS), ("tree", Eager()), ("sjd", Eager()),
 ])  # fmt: skip
 def test_rows_that_are_done_take_the_next_image(name: str, engine: Any) -> None:
-    """Seven images through three rows: each is what it is alone."""
+    """Seven images through three rows: each is the same as alone."""
     target, count, seen = tiny.llamagen(side=4), 7, []
     encode, rng = some_of(conditioning(count, 5), 9)
     start = partial(Decoding, configured(target, name))
@@ -134,13 +135,13 @@ def test_rows_that_are_done_take_the_next_image(name: str, engine: Any) -> None:
 
 @pytest.mark.parametrize("after", [0, 1, 2])
 def test_a_stream_that_is_stopped_finishes_the_images_in_progress(after: int) -> None:
-    """Stopped after so many results: no row is refilled, and every image that was started comes out."""
+    """It is stopped after some results: no row is refilled, and every image that was started is finished."""
     target, count, seen, started = tiny.llamagen(side=4), 12, [], set[int]()
     encode, rng = some_of(conditioning(count, 5), 9)
 
-    def start(some: list[int]) -> Any:
-        started.update(some)
-        return encode(some)
+    def start(rows: list[int]) -> Any:
+        started.update(rows)
+        return encode(rows)
 
     results = []
     config = configured(target, "sjd")
@@ -152,14 +153,14 @@ def test_a_stream_that_is_stopped_finishes_the_images_in_progress(after: int) ->
 
 
 def test_no_row_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of images that differ in length, a stream takes fewer steps than one batch after the other."""
+    """If images differ in length, a stream takes fewer steps than one batch after another."""
     target, done = tiny.llamagen(side=8), []
     plain = Decoding.step
     monkeypatch.setattr(Decoding, "step", lambda steps: (done.append(1), plain(steps))[1])
     encode, rng = some_of(conditioning(24, 1), 0)
     config = DecoderConfig(target, Window(12), exact(), Sampling(temperature=0.3))
     batches = torch.arange(24).view(6, 4).tolist()
-    lengths = [n for some in batches for n in decode(config, encode(some), rng(some)).steps.tolist()]
+    lengths = [n for part in batches for n in decode(config, encode(part), rng(part)).steps.tolist()]
     in_batches = len(done)
     assert max(lengths) > 1.3 * min(lengths)
     list(decode_stream(partial(Decoding, config), encode, rng, 24, 4))
@@ -167,7 +168,7 @@ def test_no_row_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_caches_go_when_nobody_needs_them() -> None:
-    """Not when Python next looks for cycles: by then a few batches' caches have filled the memory."""
+    """They must not stay until Python looks for cycles: by then the caches of a few batches have filled the memory."""
 
     def alive() -> int:
         return sum(type(x) is Decoding for x in gc.get_objects())
@@ -188,27 +189,27 @@ def test_caches_go_when_nobody_needs_them() -> None:
 
 
 def plain_values(x: Any, path: str = "", seen: set[int] | None = None) -> dict[str, Any]:
-    """What hangs on an object and is no tensor: a recorded step would not change it."""
+    """The values of an object that are not tensors: a recorded step would not change them."""
     seen = set() if seen is None else seen
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if id(x) in seen or isinstance(x, torch.nn.Module):
-        return found
+        return values
     seen.add(id(x))
     for key, value in named(x):
         if isinstance(value, int | float | str | bool | None):
-            found[f"{path}.{key}"] = value
+            values[f"{path}.{key}"] = value
         elif not isinstance(value, Tensor):
-            found |= plain_values(value, f"{path}.{key}", seen)
-    return found
+            values |= plain_values(value, f"{path}.{key}", seen)
+    return values
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
 @torch.inference_mode()
 def test_a_step_leaves_everything_but_numbers_on_the_device_as_it_was(name: str) -> None:
-    """Where tensors lie, which there are, and what the host remembers."""
+    """The addresses of the tensors, their number, and the values that the host keeps."""
     steps = Decoding(configured(tiny.llamagen(side=4), name, sampling=Sampling()), tiny.prompts(2), tiny.rng(2))
-    lie = {path: t.data_ptr() for path, (_, t) in tensors(steps).items()}
-    assert len(set(lie.values()) - {0}) >= 10
+    addresses = {path: t.data_ptr() for path, (_, t) in tensors(steps).items()}
+    assert len(set(addresses.values()) - {0}) >= 10
     steps.step()
     steps.record_stats()
     host, counts = plain_values(steps), []
@@ -216,7 +217,7 @@ def test_a_step_leaves_everything_but_numbers_on_the_device_as_it_was(name: str)
         steps.step()
         steps.record_stats()
         counts.append(int(steps.num_committed.sum()))
-        assert {path: t.data_ptr() for path, (_, t) in tensors(steps).items()} == lie
+        assert {path: t.data_ptr() for path, (_, t) in tensors(steps).items()} == addresses
         assert plain_values(steps) == host
     assert counts == sorted(set(counts))
 
@@ -224,7 +225,7 @@ def test_a_step_leaves_everything_but_numbers_on_the_device_as_it_was(name: str)
 @pytest.mark.parametrize("name", DRAFTERS)
 @torch.inference_mode()
 def test_what_changes_is_declared(name: str) -> None:
-    """What a step does not declare is the same after it, and the same in another batch."""
+    """Values that a step does not declare are the same after it, and the same in another batch."""
     config = configured(tiny.llamagen(side=4), name)
     steps, other = (Decoding(config, conditioning(2, seed), tiny.rng(2, seed)) for seed in (0, 1))
     before = {path: tensor.clone() for path, tensor in undeclared(steps).items()}
@@ -259,11 +260,11 @@ RULES: dict[str, Callable[[], Rule]] = {
 )  # fmt: skip
 @torch.inference_mode()
 def test_no_step_waits_for_the_host(name: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some of each kind: test_capture, which needs Triton, looks at every drafter and rule."""
+    """Some drafters and rules of each kind: test_capture, which needs Triton, checks all."""
     monkeypatch.setattr(band, "_PRECISION", 0.25)  # two halvings tell what twenty do
     config = configured(tiny.llamagen(side=4), name, rule, Sampling(cfg_scale=2.0, top_k=4, top_p=0.9))
     steps = Decoding(config, tiny.prompts(2), tiny.rng(2))
-    steps.step()  # what is built once may be brought from the host
+    steps.step()  # tensors that are built once may be copied from the host
     steps.record_stats()
     with numbers_unknown(steps):
         for _ in range(3):
@@ -285,20 +286,20 @@ def on_fake_cuda(module: torch.nn.Module) -> None:
 
 @pytest.mark.parametrize("rule", ["cool", "lantern", "gsd"])
 def test_a_decoding_brings_the_constants_of_its_rule_to_the_device(rule: str) -> None:
-    """A recorded step must not copy from the host: they are moved before the first one."""
-    target, given = tiny.llamagen(side=4), tiny.prompts(2)
+    """A recorded step must not copy from the host, so the constants are moved before the first step."""
+    target, conditioning = tiny.llamagen(side=4), tiny.prompts(2)
     config = configured(target, "tree", rule)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         on_fake_cuda(target)
         on_fake_cuda(config.drafter.head)
-        there = Conditioning(given.features.to("cuda"), given.valid.to("cuda"))
-        Decoding(config, there, tiny.rng(2, device="cuda"))
+        on_device = Conditioning(conditioning.features.to("cuda"), conditioning.valid.to("cuda"))
+        Decoding(config, on_device, tiny.rng(2, device="cuda"))
     assert [getattr(config.rule, name).device.type for name in config.rule.constants] == ["cuda"]
 
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_decoding_that_no_longer_advances_stops(batch: int) -> None:
-    """A recording that contains no kernel, say, would leave the loop without an end."""
+    """For example, a recording without kernels would make the loop endless."""
     engine = Graphs(lambda functions, device: [lambda: None for _ in functions])
     config = configured(tiny.llamagen(), "chain")
     encode, rng = some_of(conditioning(3, 5), 0)
@@ -313,30 +314,31 @@ def test_only_the_newest_shapes_are_kept() -> None:
     config, engine = configured(tiny.llamagen(), "none"), Graphs(at_once)
     for rows in (1, 2, 3, 4, 5, 2):
         decode(config, tiny.prompts(rows), tiny.rng(rows), engine)
-    assert [len(one.steps.num_committed) for one in engine._runners.values()] == [3, 4, 5, 2]
+    assert [len(entry.steps.num_committed) for entry in engine._runners.values()] == [3, 4, 5, 2]
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_decoding_moves_nothing_that_an_earlier_one_reads(name: str) -> None:
-    """A recorded step holds addresses: vanilla's must stay when a method with more nodes begins on the same target."""
+    """A recorded step has fixed addresses: vanilla's must stay when a method with more nodes begins on the same
+    target."""
     target = tiny.llamagen(side=4)
     with torch.inference_mode():
         first = Decoding(configured(target, "none"), conditioning(2, 0), tiny.rng(2))
         first.step()
-        held = [first.state.constants, dict(target.named_parameters()), dict(target.named_buffers())]
-        before = [{key: tensor.data_ptr() for key, tensor in some.items()} for some in held]
+        tensors = [first.state.constants, dict(target.named_parameters()), dict(target.named_buffers())]
+        before = [{key: tensor.data_ptr() for key, tensor in group.items()} for group in tensors]
         rope = first.session.rope
         assert any(tensor is rope for tensor in first.state.constants.values())
         second = Decoding(configured(target, name), conditioning(2, 1), tiny.rng(2))
         for _ in range(2):
             second.step()
             second.record_stats()
-    held[1:] = [dict(target.named_parameters()), dict(target.named_buffers())]
-    assert before == [{key: tensor.data_ptr() for key, tensor in some.items()} for some in held]
+    tensors[1:] = [dict(target.named_parameters()), dict(target.named_buffers())]
+    assert before == [{key: tensor.data_ptr() for key, tensor in group.items()} for group in tensors]
 
 
 def test_a_repeated_recording_keeps_what_it_reads() -> None:
-    """The device only knows addresses: memory that nobody holds is given to others."""
+    """The device only knows addresses: memory without an owner is given to others."""
 
     def replays(functions: Mapping[str, Action], device: torch.device) -> list[Action]:
         return [lambda: None for _ in functions]
@@ -344,8 +346,8 @@ def test_a_repeated_recording_keeps_what_it_reads() -> None:
     read = torch.zeros(3)
     seen = weakref.ref(read)
 
-    def work(of: Tensor = read) -> None:
-        of.sum()
+    def work(source: Tensor = read) -> None:
+        source.sum()
 
     repeated = Graphs(replays).repeated(work, torch.device("cpu"))
     del read, work
@@ -378,6 +380,6 @@ def test_a_function_of_tensors_is_recorded_for_its_shapes() -> None:
 def test_an_engine_that_cannot_work_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for engine in ("graph", "compiled", "triton"):
         assert cli.main(["run", "n=1", f"engine={engine}", "device=cpu"]) == 2
-        assert f"engine={engine} records CUDA graphs, and the device is cpu" in capsys.readouterr().err
+        assert f"engine={engine} records CUDA graphs, but the device is cpu" in capsys.readouterr().err
     assert cli.main(["run", "n=1", "engine=fast"]) == 2
     assert "engine" in capsys.readouterr().err

@@ -26,16 +26,17 @@ CFG = "entropy_temperature=[2.5,3,0.6]"
 def test_the_temperature_of_a_distribution_of_two_tokens() -> None:
     """p = (1/4, 3/4) has 0.562335 nats, so T = 1.4 (2.5 exp(-0.187445) + 0.6) = 3.741761, and its odds of 3 become
     3 ** (1 / T) = 1.341258."""
-    found = Sampling(1.4, entropy=CURVE).probs(torch.tensor([0.0, math.log(3)]))
-    assert found.tolist() == pytest.approx([1 / 2.341258, 1.341258 / 2.341258], abs=1e-6)
+    probs = Sampling(1.4, entropy=CURVE).probs(torch.tensor([0.0, math.log(3)]))
+    assert probs.tolist() == pytest.approx([1 / 2.341258, 1.341258 / 2.341258], abs=1e-6)
 
 
 def test_the_filters_come_first_and_the_entropy_is_of_what_they_leave() -> None:
-    """The third token is outside of top_k: it does not count towards the entropy either. At entropy 0 nothing moves."""
+    """The third token is outside of top_k, so it does not count for the entropy either. At entropy 0 nothing
+    changes."""
     logits = torch.tensor([[0.0, math.log(3), -0.1], [5.0, -torch.inf, -torch.inf]])
-    found = Sampling(1.4, top_k=2, entropy=CURVE).probs(logits)
-    assert found[0].tolist() == pytest.approx([1 / 2.341258, 1.341258 / 2.341258, 0], abs=1e-6)
-    assert found[1].tolist() == [1, 0, 0]
+    probs = Sampling(1.4, top_k=2, entropy=CURVE).probs(logits)
+    assert probs[0].tolist() == pytest.approx([1 / 2.341258, 1.341258 / 2.341258, 0], abs=1e-6)
+    assert probs[1].tolist() == [1, 0, 0]
     assert torch.equal(Sampling(0.0, entropy=CURVE).probs(logits), Sampling(0.0).probs(logits))
 
 
@@ -57,15 +58,17 @@ def test_the_filtered_distribution_follows_from_the_unfiltered_one() -> None:
     ],
 )
 def test_every_exact_method_stays_exact(words: str, more: str) -> None:
-    """Against the distribution by its definition; without the setting it is 0.07 and more away."""
+    """Against the distribution by its definition; without the setting the distance is 0.07 or more."""
     model = built_in("v3t5")
     method = assemble(configuration.compose([*words.split(), more]), model)
     row = measure(method, model, 4000, margin=1)
     assert row["verdict"] == "lossless"
     assert row["parameters"].endswith(more.replace("2.5,3", "2.5,3.0"))
     sampling = method.config.sampling
-    one, other = (model.marginals(s)[0].probs for s in (sampling, replace(sampling, entropy=None, top_n_sigma=None)))
-    assert 0.5 * (one - other).abs().sum() > 0.07
+    filtered, plain = (
+        model.marginals(s)[0].probs for s in (sampling, replace(sampling, entropy=None, top_n_sigma=None))
+    )
+    assert 0.5 * (filtered - plain).abs().sum() > 0.07
 
 
 def test_a_run_without_it_keeps_its_hash_and_a_list_has_three_numbers() -> None:
@@ -78,7 +81,7 @@ def test_a_run_without_it_keeps_its_hash_and_a_list_has_three_numbers() -> None:
 
 
 def test_a_row_states_the_temperature_of_its_likelihoods(call: Call, tmp_path: Path) -> None:
-    """It said 1.4, the factor of the temperature by entropy."""
+    """It used to state 1.4, the factor of the temperature by entropy."""
     assert call("run", "method=sjd", "temperature=1.4", CFG, "n=2", "warmup=0", "metrics=none", "out=a")[0] == 0
     row = row_of(tmp_path / "a")
     assert row["perplexity_backend"].endswith("cfg_scale 3, temperature 1")
@@ -89,8 +92,8 @@ def test_the_acceptance_of_a_distribution_of_two_tokens() -> None:
     """Entropy ln 2 = 0.693147, p / q = 0.5 / 0.9. With E = 1 the threshold is 0.693147 (0.5 + (u - 0.5) 0.956678), and
     u = 0.815150 where it is 0.555556; with E = 8 it is at most 0.084767."""
     r, q = torch.tensor([0.5, 0.5]), torch.tensor([0.9, 0.1])
-    one = EntropyAware(1.0).accept(r, q, torch.tensor(0), torch.tensor(1))
-    assert float(one) == pytest.approx(0.815150, abs=1e-5)
+    acceptance = EntropyAware(1.0).accept(r, q, torch.tensor(0), torch.tensor(1))
+    assert float(acceptance) == pytest.approx(0.815150, abs=1e-5)
     assert EntropyAware().acceptance(r, q, torch.tensor(1)).tolist() == [1, 1]
     assert EntropyAware(1.0).residual(r, q, torch.tensor(0), torch.tensor(1)).tolist() == [0, 1]
     sure = torch.tensor([1.0, 0.0])  # entropy 0: every token that the target can give
@@ -110,10 +113,10 @@ def test_the_filter_of_sigma_by_hand() -> None:
     odds = math.exp(2)
     two = [odds / (1 + odds), 1 / (1 + odds), 0, 0]
     for sampling in (Sampling(top_n_sigma=1.0), Sampling(0.5, top_n_sigma=1.0), Sampling(1.0, 3, top_n_sigma=1.0)):
-        found = sampling.probs(logits)
+        probs = sampling.probs(logits)
         if sampling.temperature == 1:
-            assert found[0].tolist() == pytest.approx(two, abs=1e-6)
-        assert (found[0] > 0).tolist() == [True, True, False, False]
-        assert found[1].tolist() == [1, 0, 0, 0]
-        torch.testing.assert_close(filtered(logits, sampling), found.double())
+            assert probs[0].tolist() == pytest.approx(two, abs=1e-6)
+        assert (probs[0] > 0).tolist() == [True, True, False, False]
+        assert probs[1].tolist() == [1, 0, 0, 0]
+        torch.testing.assert_close(filtered(logits, sampling), probs.double())
     assert (Sampling(top_n_sigma=1.4).probs(logits)[0] > 0).tolist() == [True, True, True, False]

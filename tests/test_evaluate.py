@@ -38,12 +38,12 @@ def call(call: Call) -> Call:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Real images of scenes with the ids 0, 1, ...; their captions are in prompts.tsv next to the folder."""
-    made = tmp_path / "pictures"
-    made.mkdir()
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
     for i, picture in enumerate(scenes.render("validation", range(N))[0]):
-        Image.fromarray(picture).save(made / f"{i}.png")
+        Image.fromarray(picture).save(pictures / f"{i}.png")
     write_prompts(tmp_path / "prompts.tsv", dict(enumerate(CAPTIONS)))
-    return made
+    return pictures
 
 
 def write_prompts(path: Path, prompts: dict[int, str]) -> None:
@@ -89,11 +89,11 @@ def test_a_folder_is_scored_and_described(call: Call, folder: Path) -> None:
     unknown = "model weights method drafter seed device torch config_hash accepted_length_mean".split()
     assert [row[name] for name in unknown] == [None] * len(unknown)
     each = cells_of("scored/pictures.csv")
-    assert [(one["file"], one["id"], one["prompt"]) for one in each] == [
+    assert [(image_row["file"], image_row["id"], image_row["prompt"]) for image_row in each] == [
         (f"{i}.png", str(i), caption) for i, caption in enumerate(CAPTIONS)
     ]
     for name, column in (("scenes_clip", "clip_score"), ("scenes_reward", "image_reward")):
-        assert np.mean([float(one[name]) for one in each]) == pytest.approx(row[column], abs=1e-9)
+        assert np.mean([float(image_row[name]) for image_row in each]) == pytest.approx(row[column], abs=1e-9)
 
 
 def test_shuffling_and_renaming_changes_no_score(call: Call, folder: Path, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_partial_accepts_some_of_the_images(call: Call, folder: Path) -> None:
 
 
 def test_names_of_the_real_images_pair_too(call: Call, folder: Path, tmp_path: Path) -> None:
-    """COCO's images are named by their file names at least as often as by their ids."""
+    """COCO's images have names from their file names at least as often as from their ids."""
     ids = [139 + i for i in range(N)]
     coco = {
         "images": [{"id": i, "file_name": f"COCO_val2014_{i:012d}.jpg"} for i in ids],
@@ -174,7 +174,7 @@ def test_prompts_are_needed_by_what_reads_them(call: Call, folder: Path, monkeyp
 
     # the distance itself takes seconds to import
     monkeypatch.setattr(ScenesFID, "score", first_feature)
-    assert "scenes_clip reads prompts: give prompts=FILE" in refused(call, "pictures", "metrics=scenes_clip")
+    assert "scenes_clip reads prompts: use prompts=FILE" in refused(call, "pictures", "metrics=scenes_clip")
     assert call("pictures", "metrics=scenes_fid", "out=out")[0] == 0
     alone = row_of("out")
     assert (alone["data"], alone["prompts_hash"]) == (None, None)
@@ -188,17 +188,17 @@ def test_prompts_are_needed_by_what_reads_them(call: Call, folder: Path, monkeyp
 
 
 def test_a_file_in_the_folder_has_the_prompts(call: Call, folder: Path, calls: list[int]) -> None:
-    """Hugging Face's folders of images have a metadata file, whose file_name pairs; a stop or a second metric of the
-    network scores no image again."""
+    """Hugging Face's folders of images have a metadata file whose file_name is used for pairing. After a stop, or for a
+    second metric of the network, no image is scored again."""
     lines = [json.dumps({"file_name": f"{i}.png", "text": text}) for i, text in enumerate(CAPTIONS)]
     (folder / "metadata.jsonl").write_text("\n".join(lines[::-1]))
     code, _, err = call("pictures", "metrics=scenes_clip", "out=own")
     assert code == 0
-    assert "the prompts are those of pictures/metadata.jsonl" in err
+    assert "the prompts come from pictures/metadata.jsonl" in err
     assert call(*WORDS, "out=given")[0] == 0
-    own, given = row_of("own"), row_of("given")
-    assert (own["clip_score"], own["data"], own["prompts"]) == (
-        given["clip_score"],
+    from_folder, from_argument = row_of("own"), row_of("given")
+    assert (from_folder["clip_score"], from_folder["data"], from_folder["prompts"]) == (
+        from_argument["clip_score"],
         "prompts",
         "pictures/metadata.jsonl",
     )
@@ -206,7 +206,7 @@ def test_a_file_in_the_folder_has_the_prompts(call: Call, folder: Path, calls: l
     assert sum(calls) == 2 * N
     (folder / "captions.txt").write_text("\n".join(CAPTIONS))
     two = refused(call, "pictures", "metrics=scenes_clip", "out=own")
-    assert "pictures holds 2 files of prompts (captions.txt, metadata.jsonl): name one, prompts=" in two
+    assert "pictures holds 2 files of prompts (captions.txt, metadata.jsonl): choose one with prompts=" in two
     (folder / "metadata.jsonl").unlink()
     assert "no image has the name of 1 prompt (6)" in refused(call, "pictures", "metrics=scenes_clip", "out=own")
 
@@ -273,7 +273,7 @@ def test_the_same_command_scores_nothing_again(
         assert re.search("evaluation.json.*; choose another out=", call(*WORDS)[2])
 
 
-def test_stopped_scoring_goes_on(call: Call, folder: Path, calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_scoring_continues(call: Call, folder: Path, calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     words, scorer = (*WORDS, "batch=1", "out=scored"), ScenesClip.scorer
 
     def stopping(self: ScenesClip) -> Any:
@@ -301,7 +301,7 @@ def test_stopped_scoring_goes_on(call: Call, folder: Path, calls: list[int], mon
 
 
 class Large(FakePipeline):
-    """The fake's images at 64x64, as the embedded evaluators need them."""
+    """The fake pipeline's images at 64x64, the size for the embedded evaluators."""
 
     resolution = 64
 
@@ -311,7 +311,7 @@ class Large(FakePipeline):
 
 @pytest.fixture
 def finished(tmp_path: Path) -> Path:
-    """A run that measured speed alone."""
+    """A run that measured only speed."""
     run.run(configuration.compose(["metrics=none", "n=4", "device=cpu"]), tmp_path / "run", loader=Large)
     return tmp_path / "run"
 
@@ -371,7 +371,7 @@ def test_a_folder_of_runs_is_no_folder_of_images(call: Call, finished: Path, tmp
     assert "grid holds 1 run (delta=2): score them" in refused(call, "grid", "data=scenes", "metrics=scenes_clip")
 
 
-def test_what_is_wrong_with_a_run_is_named(call: Call, finished: Path) -> None:
+def test_errors_of_a_run_are_named(call: Call, finished: Path) -> None:
     mistakes = {
         "data=scenes": "leave data= out",
         "out=there": "leave out= out",
@@ -390,7 +390,7 @@ def test_what_is_wrong_with_a_run_is_named(call: Call, finished: Path) -> None:
 
 
 def test_degenerate_images_are_noted(call: Call, folder: Path) -> None:
-    """Also where the scores are cached. Copies of a few images are no finding in a folder without prompts."""
+    """Also if the scores are cached. In a folder without prompts, copies of a few images are not reported."""
     assert call(*WORDS, "out=fine")[0] == 0
     assert not any(word in row_of("fine")["note"] for word in ("equal", "flat", "below"))
     for i in (1, 2):

@@ -52,7 +52,7 @@ def pictures() -> Tensor:
 @pytest.mark.parametrize("kind", ["classifier", "reader"])
 def test_every_attribute_gets_its_logits(kind: str, pictures: Tensor) -> None:
     logits = small(kind).eval()(pictures)
-    assert [tuple(one.shape) for one in logits] == [(8, len(choices)) for choices in scenes.ATTRIBUTES.values()]
+    assert [tuple(tensor.shape) for tensor in logits] == [(8, len(choices)) for choices in scenes.ATTRIBUTES.values()]
 
 
 def test_features_and_embeddings(pictures: Tensor) -> None:
@@ -76,8 +76,8 @@ def test_a_stored_evaluator_answers_as_before(kind: str, pictures: Tensor, tmp_p
     torch.testing.assert_close(outputs(again, pictures), outputs(module, pictures), atol=5e-3, rtol=5e-3)
 
 
-def test_what_is_read_and_how_surely() -> None:
-    """Two pictures, the second without any object: its slots count neither as right nor as wrong."""
+def test_the_reader_counts_right_and_wrong_slots() -> None:
+    """Two pictures. The second has no object: its slots count neither as right nor as wrong."""
     labels = torch.tensor([scenes.sample("train", 0).scene.labels(), [0, 1] + [worlds.ABSENT] * 12])
     logits = [torch.zeros(2, len(choices)) for choices in scenes.ATTRIBUTES.values()]
     logits[0][0, (labels[0, 0] + 1) % 6] = 5.0  # layout of picture 0: sure of something else
@@ -128,17 +128,17 @@ def test_degrade_blurs_as_strongly_as_it_says() -> None:
     band = (band - band[:16].mean())[26:39]  # without the colour shift
     assert band.sum() == pytest.approx(1.0, abs=0.05)
     variance = float((band * (torch.arange(13) - 6.0) ** 2).sum())
-    # 192 rows average the noise away; what is left is its share in the far tails
+    # 192 rows average the noise away, except in the far tails
     assert variance == pytest.approx(float(sigma[quiet]) ** 2, rel=0.1)
 
 
 def edited(captions: list[str]) -> list[list[str]]:
-    """The words of captions after one round of edits; the given rows stay as they are."""
+    """The words of captions after one round of edits; the given rows do not change."""
     ids = {word: i + 2 for i, word in enumerate(scenes.WORLD.vocabulary())}
     rows = np.zeros((len(captions), 40), dtype=np.int64)
     for row, caption in zip(rows, captions):
-        known = [ids.get(word, 1) for word in worlds.words(caption)]
-        row[: len(known)] = known
+        tokens = [ids.get(word, 1) for word in worlds.words(caption)]
+        row[: len(tokens)] = tokens
     before = rows.copy()
     after = te.WordEdits(scenes.WORLD, ids)(rows, np.random.default_rng(0))
     assert np.array_equal(rows, before)
@@ -182,15 +182,15 @@ def test_the_contrastive_loss_is_the_mean_of_both_directions() -> None:
     assert value < te.contrastive_loss(images, captions, changed, none, same, scale)
 
 
-def test_train_all_trains_what_is_missing_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two steps of each: this is about files and statistics, not about learning."""
+def test_train_all_trains_only_missing_evaluators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps of each: this test is about files and statistics, not about learning."""
     short = Recipe(steps=2, batch=8, lr=1e-3, warmup=1)
     for name in ("CLASSIFIER_RECIPE", "TWO_TOWER_RECIPE"):
         monkeypatch.setattr(te, name, short)
     monkeypatch.setattr(te, "READER_RECIPES", {"scenes": short})
-    train, held = (Split(*scenes.render(split, range(n))) for split, n in (("train", 24), ("validation", 20)))
+    train, validation = (Split(*scenes.render(split, range(n))) for split, n in (("train", 24), ("validation", 20)))
     assets = tmp_path / "assets"
-    statistics = te.train_all(scenes.WORLD, train, held, tmp_path / "work", assets)
+    statistics = te.train_all(scenes.WORLD, train, validation, tmp_path / "work", assets)
     files = [
         "scenes_classifier.safetensors",
         "scenes_reader.safetensors",
@@ -206,7 +206,7 @@ def test_train_all_trains_what_is_missing_and_nothing_else(tmp_path: Path, monke
 
     before = {name: (assets / name).read_bytes() for name in files}
     (assets / "scenes_reader.safetensors").unlink()
-    again = te.train_all(scenes.WORLD, train, held, tmp_path / "work", assets)
+    again = te.train_all(scenes.WORLD, train, validation, tmp_path / "work", assets)
     assert {"classifier_seconds", "two_tower_seconds"}.isdisjoint(again)
     assert "reader_seconds" in again
     assert again["reader_accuracy"] == pytest.approx(statistics["reader_accuracy"], abs=1e-6)
@@ -216,7 +216,7 @@ def test_train_all_trains_what_is_missing_and_nothing_else(tmp_path: Path, monke
 
 
 def test_training_learns(tmp_path: Path) -> None:
-    """Twenty steps on sixteen pictures: the loss of the same batch must fall well below that of a blind guess."""
+    """Twenty steps on sixteen pictures: the loss of the same batch must fall well below the loss of a blind guess."""
     world = Split(*scenes.render("train", range(16)))
     recipe = Recipe(steps=20, batch=16, lr=2e-3, warmup=2)
     reader, statistics = te.train_attributes(
@@ -229,7 +229,7 @@ def test_training_learns(tmp_path: Path) -> None:
 
 
 def test_two_tower_statistics_count_what_they_say() -> None:
-    """With embeddings planted by hand: picture i matches caption i, except that 0 and 1 are exchanged."""
+    """With hand-made embeddings: picture i matches caption i, except that 0 and 1 are exchanged."""
 
     class Planted(ev.TwoTower):
         def __init__(self) -> None:

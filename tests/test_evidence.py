@@ -14,9 +14,9 @@ OTHER_MODELS = {"sjd_table8"}  # has no line of an embedded model
 
 
 def test_every_table_is_made_by_one_step() -> None:
-    made = Counter(name for step in evidence.STEPS for name in step.tables)
-    assert set(made) == set(TABLES) - OTHER_MODELS
-    assert set(made.values()) == {1}
+    steps_by_table = Counter(name for step in evidence.STEPS for name in step.tables)
+    assert set(steps_by_table) == set(TABLES) - OTHER_MODELS
+    assert set(steps_by_table.values()) == {1}
 
 
 def test_tables_of_seconds_have_the_machine_alone() -> None:
@@ -34,16 +34,17 @@ def test_tables_of_seconds_have_the_machine_alone() -> None:
 
 @pytest.fixture
 def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
-    """What is run in a folder of its own, and whether its memory is kept: of "two" the first time stops."""
-    found: list[tuple[str, bool]] = []
+    """The commands that run in a separate folder, and whether each keeps its freed memory. "two" fails the first
+    time."""
+    calls: list[tuple[str, bool]] = []
 
     class Done:
         def __init__(self, words: list[str], check: bool, env: dict[str, str]) -> None:
-            found.append((str(words[2]), env.get("MALLOC_MMAP_MAX_") == "0"))
-            self.returncode = int([name for name, _ in found] == ["one", "two"])
+            calls.append((str(words[2]), env.get("MALLOC_MMAP_MAX_") == "0"))
+            self.returncode = int([name for name, _ in calls] == ["one", "two"])
             out = Path(str(words[-1]).removeprefix("out="))
-            held = out.read_text() if out.exists() else f"method,{words[2]}\n"
-            out.write_text(f"{held}{words[2]},1\n")
+            content = out.read_text() if out.exists() else f"method,{words[2]}\n"
+            out.write_text(f"{content}{words[2]},1\n")
 
     joined = evidence.Step("audit", 1, joined={"a/b.csv": ["audit one", "audit two"]})
     timed = evidence.Step("steps", 1, commands=("bench seconds out=seconds.csv",), idle=True)
@@ -53,14 +54,14 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool
     monkeypatch.setattr(evidence.origin, "commit", lambda: "abc")
     monkeypatch.delenv("MALLOC_MMAP_MAX_", raising=False)
     monkeypatch.chdir(tmp_path)
-    return found
+    return calls
 
 
-def test_a_stopped_step_goes_on_and_rows_of_parts_are_joined(
+def test_a_stopped_step_continues_and_rows_of_parts_are_joined(
     ran: list[tuple[str, bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second of two commands fails first; the first is not run again. Seconds are measured with the memory of
-    users."""
+    """The second of two commands fails at first; the first command is not run again. Seconds are measured with the
+    memory settings of users."""
     monkeypatch.setattr("sys.argv", ["evidence.py"])
     assert [evidence.main() for _ in range(3)] == [1, 0, 0]
     assert ran == [("one", True), ("two", True), ("two", True), ("seconds", False)]

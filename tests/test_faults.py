@@ -1,4 +1,4 @@
-"""What a night can bring: Ctrl-C, a full disk, a folder that vanishes, too little memory; and how far a run is."""
+"""Faults in long runs: Ctrl-C, a full disk, a folder that disappears, too little memory; and the progress of a run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def calm(tmp_path: Path) -> Path:
 
 
 def test_ctrl_c_finishes_the_image_and_writes_a_row(calm: Path, tmp_path: Path) -> None:
-    """Of a timed run, both halves of the pair."""
+    """In a timed run it finishes both halves of the pair."""
     mixed = "decoded in 2 processes: their timings are mixed"
     for case, (words, empty, n, note) in enumerate(
         (
@@ -51,9 +51,9 @@ def test_ctrl_c_finishes_the_image_and_writes_a_row(calm: Path, tmp_path: Path) 
         )
     ):
         out = tmp_path / f"run{case}"
-        with pytest.raises(run.Stopped, match=f"a row over the first {n} in its row.csv"):
+        with pytest.raises(run.Stopped, match=f"the row over the first {n} is in its row.csv"):
             execute(out, *words, loader=at(2, interrupt, empty))
-        assert set(images(out)) == set(range(n))  # that of the moment included
+        assert set(images(out)) == set(range(n))  # including the image in progress
         row = row_of(out)
         assert (row["n"], row["timed_pairs"]) == (n, None if words else 3)
         assert ((row["note"] or "").startswith(f"stopped after {n} of 6 images")) == (n < 6)
@@ -87,9 +87,9 @@ def test_ctrl_c_says_how_to_go_on_with_a_grid(call: Call, tmp_path: Path, monkey
     [folder] = tmp_path.glob("runs/*/*")
     last = err.splitlines()[-1]
     assert "3 of 6 images" in last
-    assert "a row over the first 3 in its row.csv" in last
+    assert "the row over the first 3 is in its row.csv" in last
     again = f"run -m delta=1,2 {' '.join(WORDS)} out={folder.relative_to(tmp_path)}"
-    assert last.endswith(f"; to go on: specbench {again}")
+    assert last.endswith(f"; to continue: specbench {again}")
     assert [job.name for job in folder.iterdir() if job.is_dir()] == ["delta=1"]
 
 
@@ -104,7 +104,7 @@ def test_a_row_over_more_images_is_not_replaced(tmp_path: Path) -> None:
 def test_a_full_disk_is_named_and_no_image_is_lost_or_repeated(
     calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From any write on: each case has another number of writes that succeed."""
+    """The disk is full after a number of writes that differs from case to case."""
     fsync = os.fsync
     for case in range(0, 30, 2):
         out, words, count = tmp_path / "run", f"batch={1 + case % 4 // 2}", iter(range(1000))
@@ -116,8 +116,8 @@ def test_a_full_disk_is_named_and_no_image_is_lost_or_repeated(
 
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)
-            told = f"cannot write into {out} any more .No space left on device.*resume {out}"
-            with pytest.raises(RunError, match=told):
+            message = f"cannot write into {out} any more .No space left on device.*resume {out}"
+            with pytest.raises(RunError, match=message):
                 execute(out, words)
         assert not list(out.rglob("*.tmp")), case
         if (out / "records.jsonl").exists():
@@ -204,14 +204,14 @@ def test_too_little_memory_makes_the_batches_smaller(calm: Path, tmp_path: Path)
     row = execute(tmp_path / "run", "batch=5", "warmup=1", loader=hungry(2))
     assert images(tmp_path / "run") == images(calm)
     assert [r.batch for r in read_records(tmp_path / "run/records.jsonl")] == [2] * 6
-    assert "for want of memory some images were decoded in batches of 2" in row["note"]
+    assert "memory was too small: some images were decoded in batches of 2" in row["note"]
 
 
 def test_an_image_that_never_fits_is_recorded_and_tried_again(call: Call, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(run, "_load_pipeline", hungry(2, never=(1, 4)))
     code, _, err = call("run", *WORDS, "batch=2", "baseline=false", "out=here")
     assert code == 1
-    assert err.splitlines()[-1].startswith("specbench: 2 images could not be decoded, see here/failures.jsonl")
+    assert err.splitlines()[-1].startswith("specbench: 2 images could not be decoded (see here/failures.jsonl)")
     assert set(images(tmp_path / "here")) == {0, 2, 3, 5}
     assert not (tmp_path / "here/row.csv").exists()
     code, out, _ = call("status", "here")
@@ -251,14 +251,14 @@ def test_another_error_ends_the_run_with_the_images_before_it(tmp_path: Path) ->
 
 
 def test_memory_does_not_grow_with_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record stays in memory, some kilobytes; an image or a tensor of it does not."""
+    """A record stays in memory (some kilobytes); images and tensors do not."""
     monkeypatch.setattr(FakePipeline, "pixels", lambda self, tokens: np.zeros((len(tokens), 256, 256, 3), np.uint8))
-    held: list[int] = []
+    bytes_held: list[int] = []
     add = Journal.add
 
     def watched(self: Journal, record: Record, image: np.ndarray) -> None:
         add(self, record, image)
-        held.append(tracemalloc.get_traced_memory()[0])
+        bytes_held.append(tracemalloc.get_traced_memory()[0])
 
     monkeypatch.setattr(Journal, "add", watched)
     tracemalloc.start()
@@ -266,14 +266,14 @@ def test_memory_does_not_grow_with_the_images(tmp_path: Path, monkeypatch: pytes
         execute(tmp_path / "run", "n=40", "baseline=false")
     finally:
         tracemalloc.stop()
-    assert held[-1] - held[10] < 30 * 10_000  # of 196,608 bytes per image
+    assert bytes_held[-1] - bytes_held[10] < 30 * 10_000  # of 196,608 bytes per image
 
 
 def test_status_of_a_run_from_its_beginning_to_its_end(call: Call, tmp_path: Path, monkeypatch: Any) -> None:
     def status() -> dict[str, Any]:
-        [found] = json.loads(call("status", "here", "--json")[1])
-        assert isinstance(found, dict)
-        return found
+        [state] = json.loads(call("status", "here", "--json")[1])
+        assert isinstance(state, dict)
+        return state
 
     seen: list[dict[str, Any]] = []
     pipeline = at(4, lambda: seen.append(status()))
@@ -303,14 +303,14 @@ def test_status_of_a_run_from_its_beginning_to_its_end(call: Call, tmp_path: Pat
         assert status()["state"] == "running"
 
 
-def test_resume_goes_on_by_the_folders_own_words(call: Call, tmp_path: Path, monkeypatch: Any) -> None:
+def test_resume_continues_with_the_arguments_of_the_folder(call: Call, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(run, "_load_pipeline", at(3, interrupt))
     code, _, err = call("run", *WORDS, "delta=1.3", "out=here")
     assert (code, len(images(tmp_path / "here"))) == (130, 4)
     monkeypatch.setattr(run, "_load_pipeline", at(5, interrupt))
     code, _, err = call("resume", "here", "n=8")
     assert code == 130
-    assert err.splitlines()[-1].endswith("; to go on: specbench resume here n=8")
+    assert err.splitlines()[-1].endswith("; to continue: specbench resume here n=8")
     monkeypatch.setattr(run, "_load_pipeline", FakePipeline)
     code, out, _ = call("resume", "here", "n=8", "workers=1")
     assert code == 0

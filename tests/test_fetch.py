@@ -1,4 +1,4 @@
-"""`specbench fetch`, without a network: a hub made of dictionaries, and a web server on this machine."""
+"""`specbench fetch` without a network: a hub made of dictionaries, and a web server on this machine."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ HF_FILES = {"config.json": b"{}", "model.safetensors": b"weights", "pytorch_mode
 
 
 def blob_id(content: bytes) -> str:
-    """What git calls a file: `git hash-object`."""
+    """Git's name of a file: `git hash-object`."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 class FakeHub:
-    """Repositories as dictionaries; `asked` lists what was asked for. `before` is called ahead of every download."""
+    """Repositories as dictionaries; `asked` lists the requests. `before` is called before every download."""
 
     def __init__(self) -> None:
         self.repositories: dict[str, dict[str, bytes]] = {
@@ -97,7 +97,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
 
 @pytest.fixture
 def call(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
-    """Runs `specbench fetch` with a home of its own -> (exit code, stdout, stderr)."""
+    """Runs `specbench fetch` with a separate home -> (exit code, stdout, stderr)."""
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
@@ -105,7 +105,7 @@ def call(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
 
 
 def refused(call: Call, *arguments: str) -> str:
-    """The sentence of a fetch that fails."""
+    """The message of a fetch that fails."""
     code, _, err = call(*arguments, "--yes")
     assert code == 2
     return err
@@ -123,7 +123,7 @@ def stop(*_: Any) -> None:
 
 
 def record_of(folder: Path) -> dict[str, Any]:
-    """What SOURCE.json says of each part."""
+    """The content of SOURCE.json for each part."""
     return dict(json.loads((folder / "SOURCE.json").read_text())["parts"])
 
 
@@ -170,7 +170,7 @@ def test_a_model_arrives_with_its_record(call: Call, hub: FakeHub) -> None:
     assert f"target/: {T2I}, main, now commit {FIRST} (MIT)" in out
     assert f"text/: {T5}, commit {pinned} (Apache 2.0)" in out
     assert "t2i_XL_stage1_256.pt\n" in out
-    assert re.search(r"to fetch: \d+ B; free there: [\d.]+ [GM]B", out)
+    assert re.search(r"to fetch: \d+ B; free disk space: [\d.]+ [GM]B", out)
     assert "non-commercial" not in out
     parts = record_of(folder)
     assert (parts["target"]["commit"], parts["target"]["revision"], parts["text"]["commit"]) == (FIRST, "main", pinned)
@@ -190,14 +190,14 @@ def test_a_model_arrives_with_its_record(call: Call, hub: FakeHub) -> None:
     assert hub.got[-1] == "spiece.model"
 
 
-def test_the_licence_is_told_and_meta_s_checksums_are_kept(
+def test_the_licence_is_printed_and_metas_checksums_are_kept(
     call: Call, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     hub.repositories["Alpha-VLLM/Lumina-mGPT-7B-512"] = HF_FILES
     code, out, err = call("model=lumina_mgpt", "size=512", f"weights={tmp_path / 'w'}", "--yes")
     assert "licence of target/, tokenizer/: Chameleon Research License, non-commercial: research use only" in out
     assert code == 2
-    assert "text_tokenizer.json came damaged" in err  # its bytes are made up here
+    assert "text_tokenizer.json arrived damaged" in err  # its bytes are made up here
     assert not (tmp_path / "w/tokenizer").exists()
     entry = registry.model_sources()["lumina_mgpt"]
     md5 = {name: hashlib.md5(f"tokenizer/{name}".encode()).hexdigest() for name in entry.parts["tokenizer"].files}
@@ -210,8 +210,9 @@ def test_the_licence_is_told_and_meta_s_checksums_are_kept(
     assert "target comes from Alpha-VLLM/Lumina-mGPT-7B-512, not Alpha-VLLM/Lumina-mGPT-7B-768" in err
 
 
-def test_an_interrupted_fetch_goes_on_at_the_same_commit(call: Call, hub: FakeHub) -> None:
-    """The branch moves meanwhile: what has begun stays at its commit, and the rest is fetched at the newest."""
+def test_an_interrupted_fetch_continues_at_the_same_commit(call: Call, hub: FakeHub) -> None:
+    """The branch moves in the meantime: a part that has begun stays at its commit, and the rest is fetched at the
+    newest commit."""
 
     def stop_at_second(name: str) -> None:
         if name == T5_WEIGHTS[1]:
@@ -250,11 +251,11 @@ def test_revision_and_repository_name_another_target(call: Call, hub: FakeHub, t
 
 
 def test_a_file_of_the_same_size_is_checked_by_its_blob_id(call: Call, hub: FakeHub) -> None:
-    """The hub has no SHA-256 of a small file, but git's name of its content."""
+    """For a small file the hub has no SHA-256, but git's name of its content."""
     assert blob_id(b"hello\n") == "ce013625030ba8dba906f756967f9e9ca394464a"  # echo hello | git hash-object --stdin
     hub.repositories[T5] = {name: b for name, b in hub.repositories[T5].items() if name != "spiece.model"}
     hub.arrives = lambda content: content.replace(b"tokenizer.json", b"tokenizer.nosj")
-    assert "tokenizer.json came damaged" in refused(call, "model=llamagen_xl")
+    assert "tokenizer.json arrived damaged" in refused(call, "model=llamagen_xl")
     assert not list(home.model_folder("llamagen_xl").rglob("tokenizer.json"))
     hub.arrives = lambda content: content
     hub.repositories[T5]["spiece.model"] = b"spiece.model"
@@ -262,17 +263,17 @@ def test_a_file_of_the_same_size_is_checked_by_its_blob_id(call: Call, hub: Fake
 
 
 def test_the_user_s_own_files_are_taken_or_refused_but_never_replaced(call: Call, hub: FakeHub) -> None:
-    mine = home.model_folder("llamagen_xl") / "target/t2i_XL_stage1_256.pt"
-    mine.parent.mkdir(parents=True)
-    mine.write_bytes(b"short")
-    assert f"{mine} has 5 bytes, the one of {T2I} has 20: move it away" in refused(call, "model=llamagen_xl")
-    mine.write_bytes(b"x" * 20)
-    assert f"{mine} is not the published file" in refused(call, "model=llamagen_xl")
-    assert mine.read_bytes() == b"x" * 20
-    mine.write_bytes(b"t2i_XL_stage1_256.pt")
+    own_file = home.model_folder("llamagen_xl") / "target/t2i_XL_stage1_256.pt"
+    own_file.parent.mkdir(parents=True)
+    own_file.write_bytes(b"short")
+    assert f"{own_file} has 5 bytes, but the file of {T2I} has 20: move it away" in refused(call, "model=llamagen_xl")
+    own_file.write_bytes(b"x" * 20)
+    assert f"{own_file} is not the published file" in refused(call, "model=llamagen_xl")
+    assert own_file.read_bytes() == b"x" * 20
+    own_file.write_bytes(b"t2i_XL_stage1_256.pt")
     out = fetched(call, "model=llamagen_xl")
-    assert "t2i_XL_stage1_256.pt  (there)" in out
-    assert mine.name not in hub.got
+    assert "t2i_XL_stage1_256.pt  (exists)" in out
+    assert own_file.name not in hub.got
 
 
 def test_consent(call: Call, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +301,7 @@ def test_a_folder_that_is_in_use_or_cannot_be_written_to(call: Call, hub: FakeHu
     assert f"cannot write to {tmp_path / 'file'}" in refused(call, "model=llamagen_xl", f"weights={tmp_path / 'file'}")
 
 
-def test_a_damaged_record_is_told(call: Call, hub: FakeHub) -> None:
+def test_a_damaged_record_is_reported(call: Call, hub: FakeHub) -> None:
     folder = home.model_folder("llamagen_xl")
     folder.mkdir(parents=True)
     for content in ("{", "[]", '{"parts": {"target": 3}}'):
@@ -308,7 +309,7 @@ def test_a_damaged_record_is_told(call: Call, hub: FakeHub) -> None:
         assert "SOURCE.json is damaged" in refused(call, "model=llamagen_xl")
 
 
-def test_what_the_hub_answers_is_told(call: Call, hub: FakeHub) -> None:
+def test_the_answer_of_the_hub_is_reported(call: Call, hub: FakeHub) -> None:
     import huggingface_hub.errors
 
     for kind, sentence in (
@@ -330,7 +331,7 @@ def test_what_the_hub_answers_is_told(call: Call, hub: FakeHub) -> None:
 
 
 def test_a_listing_that_never_ends_costs_one_sentence(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub that sends a byte now and then is never silent for as long as the client's own timeout."""
+    """A hub that sends a byte now and then is never silent for the client's own timeout."""
     monkeypatch.setattr(downloads, "LONGEST", 0.1)
     never = threading.Event()
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: never.wait(60))
@@ -362,7 +363,7 @@ def test_every_real_model_and_drafter_has_its_entry() -> None:
     assert all("specbench fetch model=" in missing_weights.advice(name) for name in registry.model_sources())
 
 
-#: Evaluators of which no public page shows the checksum: the hub gives it to a fetch.
+#: Evaluators whose checksum no public page shows: a fetch gets it from the hub.
 COMMIT_ALONE = ("mask2former", "pickscore", "hpsv3", "hpsv3/text", "vqascore_text", "qwen3_vl_8b", "dpg_questions")
 #: Evaluators whose commit no public page pins, either: a fetch records the latest.
 UNPINNED = ("vqascore", "vqascore_xl")
@@ -389,8 +390,8 @@ def test_the_help_lists_pinned_commits(call: Call) -> None:
         assert re.fullmatch(r"[\w.-]+/[\w.-]+", part.repository)
     for file in itertools.chain.from_iterable(entry.files for entry in registry.data_sources().values()):
         assert re.fullmatch(r"[0-9a-f]{64}", file.sha256)
-        known = "https://raw.githubusercontent.com/", "https://s3.amazonaws.com/images.cocodataset.org/"
-        assert file.address.startswith(known)
+        servers = "https://raw.githubusercontent.com/", "https://s3.amazonaws.com/images.cocodataset.org/"
+        assert file.address.startswith(servers)
     addresses = [downloads.RELEASES, *(part.address for part in registry.evaluators().values() if part.address)]
     assert all(address.startswith("https://") for address in addresses)
 
@@ -440,15 +441,15 @@ TENSORS = {
 
 
 @needs_reference
-def test_listed_sizes_are_those_of_the_tensors() -> None:
+def test_listed_sizes_match_the_tensors() -> None:
     """Within 1 %: a file also has its header, and the page shows three digits."""
     for manifest, (model, folder) in TENSORS.items():
         part = sources.part_of(registry.model_sources()[model], folder)
         assert part is not None
-        held = sum(size for name, size in part.known_sizes.items() if name.endswith((".pt", ".safetensors")))
+        stored = sum(size for name, size in part.known_sizes.items() if name.endswith((".pt", ".safetensors")))
         facts = json.loads((REFERENCE / "manifests" / f"{manifest}.json").read_text())
         kinds = {kind for _, kind in facts["tensors"].values() if kind != "int64"}
-        assert held == pytest.approx(facts["n_values"] * (2 if kinds == {"bfloat16"} else 4), rel=0.01), manifest
+        assert stored == pytest.approx(facts["n_values"] * (2 if kinds == {"bfloat16"} else 4), rel=0.01), manifest
 
 
 def test_sizes_are_known_by_name_or_not_at_all() -> None:
@@ -470,8 +471,8 @@ def test_sizes_are_known_by_name_or_not_at_all() -> None:
 
 
 def test_the_error_for_missing_weights_has_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of the next step, which names what the run named and is a command line of specbench. What it brings is then
-    there, and the next error has the next step."""
+    """The command of the next step. It contains the names of the run, and it is a command line of specbench. After it
+    the files exist, and the next error has the following step."""
     for case, (words, commands) in enumerate(
         (
             ("model=llamagen_xl method=vanilla", ["specbench fetch model=llamagen_xl"]),
@@ -494,9 +495,9 @@ def test_the_error_for_missing_weights_has_one_command(tmp_path: Path, monkeypat
         for command in commands:
             with pytest.raises(UsageError) as e:
                 missing_weights.check(cfg)
-            found = re.findall("`([^`]+)`", str(e.value))
-            assert found == [command]
-            assert str(e.value).index(found[0]) < str(e.value).index("(or: ")
+            quoted = re.findall("`([^`]+)`", str(e.value))
+            assert quoted == [command]
+            assert str(e.value).index(quoted[0]) < str(e.value).index("(or: ")
             for part in registry.model_sources()[cfg["model"]].parts:
                 folder = registry.weights_folder(cfg)
                 assert folder
@@ -529,10 +530,10 @@ class WebHandler(Answers):
         self.do_GET()
 
     def do_GET(self) -> None:
-        web, given = self.server, self.headers.get("Range")
-        web.asked.append((self.path, given))
+        web, range_header = self.server, self.headers.get("Range")
+        web.asked.append((self.path, range_header))
         content = web.content.get(self.path)
-        start = int(given[6:-1]) if given and web.ranges else 0
+        start = int(range_header[6:-1]) if range_header and web.ranges else 0
         if content is None:
             self.send_error(404)
         elif web.sends is not None:
@@ -586,8 +587,8 @@ def test_a_plain_file_arrives_with_its_record(call: Call, parti: Web, tmp_path: 
     assert "PartiPrompts.tsv" in tree(tmp_path / "there")
 
 
-def test_a_broken_download_goes_on(call: Call, parti: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the same process, in another one, and after Ctrl-C; also from a server that knows no ranges."""
+def test_a_broken_download_continues(call: Call, parti: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the same process, in another process, and after Ctrl-C; also from a server that does not support ranges."""
     parti.breaks = [1000, 700]
     fetched(call, "data=parti")
     assert [ranges for _, ranges in parti.asked] == [None, "bytes=1000-", "bytes=1700-"]
@@ -626,7 +627,7 @@ def test_a_file_of_another_size_or_content_is_refused(call: Call, parti: Web) ->
     for content in (PROMPTS + b"one more\n", PROMPTS[:-9], PROMPTS.replace(b"cat", b"dog")):
         parti.content["/PartiPrompts.tsv"] = content
         for _ in range(2):
-            message = "PartiPrompts.tsv came damaged" if len(content) == len(PROMPTS) else f"{len(PROMPTS)}|416"
+            message = "PartiPrompts.tsv arrived damaged" if len(content) == len(PROMPTS) else f"{len(PROMPTS)}|416"
             assert re.search(message, refused(call, "data=parti"))
             assert not prompts_file().exists()
     parti.content["/PartiPrompts.tsv"] = PROMPTS
@@ -634,7 +635,7 @@ def test_a_file_of_another_size_or_content_is_refused(call: Call, parti: Web) ->
 
 
 def test_no_file_grows_beyond_its_published_size(call: Call, parti: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an answer without a length, and of a compressed one."""
+    """Also for an answer without a length, and for a compressed one."""
     monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1 << 16)
     endless: tuple[bytes, dict[str, str]] = (b"?" * 3_000_000, {})
     for parti.sends, parti.headers in (endless, (gzip.compress(bytes(3_000_000)), {"Content-Encoding": "gzip"})):
@@ -655,11 +656,11 @@ def test_a_server_that_has_no_such_file_or_is_not_there(call: Call, parti: Web) 
 
 
 def test_a_user_s_own_data_file_is_checked(call: Call, parti: Web) -> None:
-    mine = prompts_file()
-    mine.parent.mkdir(parents=True)
-    mine.write_bytes(b"Prompt\n")
-    assert f"{mine} is not the published file: move it away" in refused(call, "data=parti")
-    mine.write_bytes(PROMPTS)
+    own_file = prompts_file()
+    own_file.parent.mkdir(parents=True)
+    own_file.write_bytes(b"Prompt\n")
+    assert f"{own_file} is not the published file: move it away" in refused(call, "data=parti")
+    own_file.write_bytes(PROMPTS)
     fetched(call, "data=parti")
     assert parti.asked == []
 
@@ -669,9 +670,9 @@ VOCABULARY, REWARD, INCEPTION = b"[PAD]\nred\n", b"reward" * 99, b"inception" * 
 
 @pytest.fixture
 def evaluators(hub: FakeHub, web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
-    """A hub and a server of releases that have ImageReward's files and Inception's, with these few bytes."""
-    known = {"image_reward": REWARD, "image_reward/text": VOCABULARY, "inception": INCEPTION}
-    for name, content in known.items():
+    """A hub and a server of releases with ImageReward's files and Inception's, which have these few bytes."""
+    checksums = {"image_reward": REWARD, "image_reward/text": VOCABULARY, "inception": INCEPTION}
+    for name, content in checksums.items():
         part = registry.evaluators()[name]
         [file] = part.files
         if part.sizes:
@@ -695,8 +696,8 @@ def test_evaluators_arrive_where_metrics_look_for_them(call: Call, hub: FakeHub,
     commit = registry.evaluators()["image_reward"].revision
     assert f"image_reward/: zai-org/ImageReward, commit {commit} (Apache 2.0)" in out
     assert "specbench run metrics=image_reward,kid ..." in out
-    [found] = record_of(folder)["inception"]["files"].values()
-    assert found["sha256"] == hashlib.sha256(INCEPTION).hexdigest()
+    [file] = record_of(folder)["inception"]["files"].values()
+    assert file["sha256"] == hashlib.sha256(INCEPTION).hexdigest()
 
     asked = len(hub.asked), len(evaluators.asked)
     code, out, _ = call("metrics=fid,image_reward_package")
@@ -722,7 +723,7 @@ def test_a_set_of_metrics_is_fetched_with_all_it_reads(
 
 
 def test_a_file_at_a_plain_address_is_fetched(call: Call, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DINOv2's lies on Meta's server, in no repository."""
+    """DINOv2's file is on Meta's server and in no repository."""
     part = registry.evaluators()["dinov2"]
     [file] = part.files
     assert part.sizes == {file: 1_217_586_395}
@@ -736,7 +737,7 @@ def test_a_file_at_a_plain_address_is_fetched(call: Call, web: Web, monkeypatch:
 
 
 def test_a_file_of_unknown_size_is_fetched(call: Call, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server is asked for it. DPG-Bench's table has a published MD5, GenEval 2's file a SHA-256."""
+    """The server is asked for the size. DPG-Bench's table has a published MD5, GenEval 2's file a SHA-256."""
     part, content = registry.evaluators()["dpg_questions"], b"item_id,text\n" * 99
     assert not part.sizes
     web.content["/dpg_bench/dpg_bench.csv"] = content
@@ -747,7 +748,7 @@ def test_a_file_of_unknown_size_is_fetched(call: Call, web: Web, monkeypatch: py
     assert f"dpg_questions/: TencentQQGYLab/ELLA, the file of {part.revision} (Apache 2.0)" in out
     shutil.rmtree(home.metrics_folder())
     web.content["/dpg_bench/dpg_bench.csv"] = content[:-2] + b"x\n"
-    assert "dpg_bench.csv came damaged" in refused(call, "metrics=dpg")
+    assert "dpg_bench.csv arrived damaged" in refused(call, "metrics=dpg")
     del web.content["/dpg_bench/dpg_bench.csv"]
     assert "cannot get the size of " in refused(call, "metrics=dpg")
 
@@ -761,15 +762,15 @@ def test_a_file_of_unknown_size_is_fetched(call: Call, web: Web, monkeypatch: py
 
 
 def test_an_evaluator_with_other_content_is_refused(call: Call, hub: FakeHub, evaluators: Web) -> None:
-    """Also a text file, of which the hub tells no checksum."""
+    """Also a text file, for which the hub gives no checksum."""
     for path, content in evaluators.content.items():
         evaluators.content[path] = content[:-1] + b"?"
     hub.repositories["google-bert/bert-base-uncased"]["vocab.txt"] = VOCABULARY.replace(b"red", b"den")
     for name, file in (("fid", "pt_inception"), ("image_reward", "vocab.txt")):
-        assert re.search(f"{file}.* came damaged", refused(call, f"metrics={name}"))
+        assert re.search(f"{file}.* arrived damaged", refused(call, f"metrics={name}"))
 
 
-def test_evaluators_without_their_file_are_told(call: Call, hub: FakeHub, evaluators: Web) -> None:
+def test_evaluators_without_their_file_are_reported(call: Call, hub: FakeHub, evaluators: Web) -> None:
     hub.repositories["zai-org/ImageReward"].pop("ImageReward.pt")
     err = refused(call, "metrics=image_reward")
     assert "has no ImageReward.pt: put ImageReward.pt of zai-org/ImageReward into image_reward/" in err
@@ -814,7 +815,7 @@ def test_archives_are_unpacked_as_far_as_they_are_needed(call: Call, coco: Web) 
 def test_room_for_what_an_archive_holds_is_asked_for(call: Call, coco: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     size = sum(file.size for file in registry.data_sources()["coco2017"].files)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 2 * size - 1))
-    assert re.search("has .* of disk space, and .* data_dir=DIR", refused(call, "data=coco2017"))
+    assert re.search("has .* of disk space, but .* data_dir=DIR", refused(call, "data=coco2017"))
     assert coco.asked == []
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 2 * size))
     fetched(call, "data=coco2017")
@@ -827,7 +828,7 @@ def test_an_archive_that_reaches_outside_or_is_another_is_refused(
         (archive({"val2017/../../evil.jpg": b"evil"}), "unsafe name"),
         (archive({"/val2017/evil.jpg": b"evil"}), "unsafe name"),
         (archive({"val2017//evil.jpg": b"evil"}), "unsafe name"),
-        (archive({"readme": b""}), "holds no *val2017/*.jpg"),
+        (archive({"readme": b""}), "contains no *val2017/*.jpg"),
         (b"no zip", "cannot unpack"),
     ):
         file = web.file("val2017.zip", content, ("*val2017/*.jpg",))
@@ -855,7 +856,7 @@ def test_the_hub_s_own_client_fetches_from_a_hub(call: Call, web: Web, monkeypat
     monkeypatch.setitem(registry.model_sources(), "anole", source)
     model, config = home.model_folder("anole"), f"/o/m/resolve/{FIRST}/config.json"
     web.content[config] = b'{"a": 2}'  # of the same size
-    assert "config.json came damaged" in refused(call, "model=anole")
+    assert "config.json arrived damaged" in refused(call, "model=anole")
     shutil.rmtree(model)
     web.content[config] = content["config.json"]
     fetched(call, "model=anole")

@@ -1,4 +1,4 @@
-"""The README's table, and that of its seconds."""
+"""The README's table, and its table of seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import TableFigure
 
 
-def test_seconds_stand_in_a_table_of_their_own() -> None:
+def test_seconds_have_their_own_table() -> None:
     steps, seconds = TABLES["field"], TABLES["field_seconds"]
     assert [line.key for line in steps.lines] == [line.key for line in seconds.lines]
     assert not any(column.key in TIMED_COLUMNS for column in steps.columns)
@@ -26,7 +26,7 @@ def test_seconds_stand_in_a_table_of_their_own() -> None:
 
 
 def test_a_row_without_a_column_that_a_table_needs_is_measured_again() -> None:
-    """Two tables share the hash of a run that one of them decodes with `emitted_draws=0`."""
+    """Two tables share the hash of a run, and one of them decodes it with `emitted_draws=0`."""
     needed, without = (
         PlannedRun(Path(), configuration.compose(["method=sjd", f"emitted_draws={n}"]), weights="w", needs=(EMITTED,))
         for n in (2, 0)
@@ -53,8 +53,10 @@ def test_a_table_that_shows_nothing_of_it_takes_such_a_row(tmp_path: Path, monke
 
 
 def test_a_curve_looks_the_same_in_all_panels() -> None:
-    """Panels have different curves; the legend is one for all. A figure once left out all curves after the seventh."""
-    panels = [panel for one in TABLES.values() if isinstance(one.figure, TableFigure) for panel in one.figure.panels]
+    """Panels have different curves, and one legend serves all. A figure once left out all curves after the seventh."""
+    panels = [
+        panel for shown in TABLES.values() if isinstance(shown.figure, TableFigure) for panel in shown.figure.panels
+    ]
     assert 7 < max(len(panel.curves) for panel in panels) <= len(set(figures._STYLES))
     table, rows = TABLES["relaxed"], {}
     assert isinstance(table.figure, TableFigure)
@@ -67,12 +69,13 @@ def test_a_curve_looks_the_same_in_all_panels() -> None:
             line = getattr(container, "lines", [container])[0]
             colours.setdefault(label, set()).add((line.get_color(), line.get_marker()))
     assert len(colours) > 7
-    assert all(len(found) == 1 for found in colours.values())
+    assert all(len(styles) == 1 for styles in colours.values())
     assert {text.get_text() for text in drawn.legends[0].get_texts()} == set(colours)
 
 
 def test_errors_of_floating_point_print_as_zero() -> None:
-    """What an exact method emits has a KL divergence of 1e-14 from the target, which became eight decimals."""
+    """The output of an exact method has a KL divergence of 1e-14 from the target, which used to become eight
+    decimals."""
     table = TABLES["field"]
     cells = {"n": "500", "emitted_kl": "1.023868e-14", "emitted_kl_stderr": "7.7e-16", "emitted_tv": "4e-08"}
     rows = {"eagle1": cells, "cool_sd": {**cells, "emitted_kl": "0.0423491", "emitted_kl_stderr": "0.00252"}}

@@ -33,7 +33,7 @@ PREFIX, VOCAB = 3, 5
 
 
 def network(side=3, seed=0, layers=3, branch=1):
-    """Random weights, far enough from zero for gates and distributions to differ."""
+    """Random weights, far enough from zero that gates and distributions differ."""
     torch.manual_seed(seed)
     shape = FlashARConfig(
         16, layers, 2, None, 24, VOCAB, PREFIX, caption_dim=8, block_size=side * side, branch_layers=branch
@@ -62,7 +62,7 @@ def norm(x, weight, eps=1e-5):
 
 
 def rotated(x, cell, side):
-    """x (heads, 8) at a cell: pairs 0 and 1 turn with the row, 2 and 3 with the column; in the prefix it is zero."""
+    """x (heads, 8) at a cell: pairs 0 and 1 rotate with the row, 2 and 3 with the column; no rotation in the prefix."""
     if cell is None:
         return torch.zeros_like(x)
     angles = torch.tensor([at / 10000 ** (i / 2) for at in divmod(cell, side) for i in (0, 1)])
@@ -121,7 +121,7 @@ def plain_logits(model, inputs, tokens):
 
 @pytest.mark.parametrize(("layers", "branch"), [(3, 1), (4, 2)])
 @torch.no_grad()
-def test_the_forward_pass_is_that_of_a_plain_implementation(layers, branch):
+def test_the_forward_pass_equals_a_plain_implementation(layers, branch):
     model = network(layers=layers, branch=branch)
     model.first_gate.weight.copy_(torch.randn(1, 16))
     prefix, tokens = prefix_of(model), draw(model)
@@ -182,9 +182,9 @@ def test_a_branch_leaves_the_trunk_a_layer():
         network(layers=2, branch=2)
 
 
-def sampled(model, given, rows, sampling, observer=None, seed=0):
+def sampled(model, conditions, rows, sampling, observer=None, seed=0):
     config = DecoderConfig(model, NoDraft(), exact(), sampling, observer=observer)
-    return decode(config, given, tiny.rng(rows, seed))
+    return decode(config, conditions, tiny.rng(rows, seed))
 
 
 def conditioning(count, same=False):
@@ -195,15 +195,17 @@ def conditioning(count, same=False):
 @torch.no_grad()
 @pytest.mark.parametrize(("side", "branch"), [(4, 1), (3, 2)])
 def test_cached_decoding_is_the_recomputation_without_a_cache_under_guidance_after_the_fusion(side, branch):
-    model, given, used = network(side=side, layers=3, branch=branch), conditioning(3), []
+    model, conditions, used = network(side=side, layers=3, branch=branch), conditioning(3), []
 
-    def record_stats(taken, total):
-        asks = taken.layout.extends
-        used.append((taken.layout.next_positions[asks], taken.target.p[asks], asks.nonzero()[:, 0]))
+    def record_stats(stats, total):
+        asks = stats.layout.extends
+        used.append((stats.layout.next_positions[asks], stats.target.p[asks], asks.nonzero()[:, 0]))
 
-    out = sampled(model, given, 3, Sampling(cfg_scale=2.0), record_stats)
+    out = sampled(model, conditions, 3, Sampling(cfg_scale=2.0), record_stats)
     assert out.steps.tolist() == [2 * side - 1] * 3
-    with_caption, without = model.head(model.all_cells(model.condition(given, True), out.tokens.repeat(2, 1))).chunk(2)
+    with_caption, without = model.head(
+        model.all_cells(model.condition(conditions, True), out.tokens.repeat(2, 1))
+    ).chunk(2)
     expected = (without + 2 * (with_caption - without)).softmax(-1)
     cells, probs, rows = (torch.cat(parts) for parts in zip(*used, strict=True))
     assert sorted(zip(rows.tolist(), cells.tolist(), strict=True)) == [*itertools.product(range(3), range(side * side))]
@@ -212,16 +214,16 @@ def test_cached_decoding_is_the_recomputation_without_a_cache_under_guidance_aft
 
 @torch.no_grad()
 def test_an_image_does_not_depend_on_the_batch():
-    model, given = network(side=4), conditioning(3)
-    together = sampled(model, given, 3, Sampling(cfg_scale=2.0))
+    model, conditions = network(side=4), conditioning(3)
+    together = sampled(model, conditions, 3, Sampling(cfg_scale=2.0))
     for row in range(3):
-        alone = sampled(model, given.rows(row, row + 1), [row], Sampling(cfg_scale=2.0))
+        alone = sampled(model, conditions.rows(row, row + 1), [row], Sampling(cfg_scale=2.0))
         assert tiny.equal(tiny.image(together, row), tiny.image(alone, 0))
 
 
 @torch.no_grad()
 def test_images_have_the_product_of_the_fused_distributions():
-    """Of 2x2 images: chi-square over all 625 of them. The threshold is missed by chance once in 10,000 seeds."""
+    """2x2 images: chi-square over all 625 of them. The threshold is missed by chance once in 10,000 seeds."""
     model, count = network(side=2), 4000
     out = sampled(model, conditioning(count, same=True), count, Sampling())
     images = torch.tensor([*itertools.product(range(VOCAB), repeat=4)])
@@ -246,14 +248,16 @@ def test_a_run_takes_a_pass_for_each_anti_diagonal_and_names_another_target(tmp_
         configuration.compose(["model=flashar_scenes", "method=sjd"])
 
 
-def test_the_loss_is_that_of_the_plain_formulas():
+def test_the_loss_equals_the_plain_formulas():
     model = network()
     tokens = draw(model)
-    given = Conditioning(torch.randn(2, PREFIX, 8), torch.ones(2, PREFIX, dtype=torch.bool))
+    conditions = Conditioning(torch.randn(2, PREFIX, 8), torch.ones(2, PREFIX, dtype=torch.bool))
     drop = torch.tensor([False, True])
-    terms = training.loss_terms(model, given, drop, tokens, taught=True)
-    both = model.condition(given, guided=True)
-    prefix = replace(both, inputs=both.inputs[[0, 3]], valid=both.valid[[0, 3]], ids=both.ids[[0, 3]])
+    terms = training.loss_terms(model, conditions, drop, tokens, taught=True)
+    conditioned = model.condition(conditions, guided=True)
+    prefix = replace(
+        conditioned, inputs=conditioned.inputs[[0, 3]], valid=conditioned.valid[[0, 3]], ids=conditioned.ids[[0, 3]]
+    )
     states = model.all_cells(prefix, tokens)
     raster = model.uncached(prefix, tokens)[:, PREFIX - 1 : -1, :16] @ model.output.weight.T
     fused, vertical, taught = [], [], []
@@ -266,7 +270,7 @@ def test_the_loss_is_that_of_the_plain_formulas():
             taught.append((p * (p / q).log()).sum())
     for name, values in (("fused", fused), ("vertical", vertical), ("teacher", taught)):
         torch.testing.assert_close(terms[name], torch.stack(values).mean(), rtol=1e-4, atol=1e-5)
-    assert set(training.loss_terms(model, given, drop, tokens, taught=False)) == {"fused", "vertical"}
+    assert set(training.loss_terms(model, conditions, drop, tokens, taught=False)) == {"fused", "vertical"}
 
 
 def test_the_branch_learns_first_and_then_everything(tmp_path):

@@ -1,6 +1,6 @@
-"""Untrusted files: for any content a reader returns what it promises or raises a UsageError.
+"""Untrusted files: for any content a reader returns a valid value or raises a UsageError.
 
-The first part damages sound files and arguments at random, the second part has the errors that were found.
+The first part damages valid files and arguments at random. The second part has the errors of earlier versions.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ JSON = st.recursive(
 
 @st.composite
 def damaged(draw: st.DrawFn, sound: bytes) -> bytes:
-    """A file after a full disk, an editor or a person: cut off, overwritten, doubled or with something inserted."""
+    """A file after a full disk, an editor or a person: cut off, overwritten, doubled, or with something inserted."""
     at, length = draw(st.integers(0, len(sound))), draw(st.integers(0, 40))
     return sound[:at] + draw(BYTES) + draw(st.sampled_from([b"", sound[at:], sound[at + length :], sound]))
 
@@ -83,7 +83,7 @@ def content(path: Path, data: bytes) -> Path:
 
 
 def or_usage_error(read: Callable[[], Any]) -> Any:
-    """What a reader returns; None after a UsageError. Any other exception is a bug."""
+    """The value that a reader returns; None after a UsageError. Any other exception is a bug."""
     with contextlib.suppress(UsageError):
         return read()
     return None
@@ -93,11 +93,11 @@ def or_usage_error(read: Callable[[], Any]) -> Any:
 @many
 @given(data=BYTES | JSON.map(lambda value: json.dumps(value).encode()))
 def test_prompts(tmp_path: Path, ending: str, data: bytes) -> None:
-    found = or_usage_error(lambda: prompts.read(content(tmp_path / f"p{ending}", data)))
-    for entry in found or []:
+    items = or_usage_error(lambda: prompts.read(content(tmp_path / f"p{ending}", data)))
+    for entry in items or []:
         assert entry.prompt.strip()
         assert "\0" not in entry.prompt + entry.id
-    assert found is None or len({entry.id for entry in found}) == len(found) > 0
+    assert items is None or len({entry.id for entry in items}) == len(items) > 0
 
 
 @many
@@ -115,8 +115,8 @@ def test_files_of_any_bytes(tmp_path: Path, data: bytes) -> None:
 def test_a_cell_is_a_number_or_refused(tmp_path: Path, name: str, text: str) -> None:
     out = io.StringIO()
     csv.writer(out).writerows([["run_id", name][name == "run_id" :], ["a", text][name == "run_id" :]])
-    for one in or_usage_error(lambda: read_rows(content(tmp_path / "rows.csv", out.getvalue().encode()))) or []:
-        value = one[name]
+    for read_row in or_usage_error(lambda: read_rows(content(tmp_path / "rows.csv", out.getvalue().encode()))) or []:
+        value = read_row[name]
         assert value is None or isinstance(value, str) or np.isfinite(float(value))
 
 
@@ -142,18 +142,18 @@ def plain_row() -> dict[str, Any]:
 @many
 @given(text=TEXT)
 def test_text_stays_text(text: str) -> None:
-    """In LaTeX a backslash begins what the renderer wrote, and nothing else; in Markdown there is no tag; in a page no
-    sign that could end its data."""
+    """In LaTeX only the renderer's own commands begin with a backslash; in Markdown no tag exists; in a page no
+    character can end its data."""
     latex = render.latex_text(text)
-    known = r"\\(text(backslash|asciitilde|asciicircum|less|greater|bar|quotedbl|asciigrave)\{\}|[&%$#_{}])"
-    known += r"|\$\\(pm|times|uparrow|downarrow|delta|lambda|nu|omega)\$|-\{\}"
-    assert not re.search(r"[\\%$#&_{}~^]", re.sub(known, "", latex))
+    escapes = r"\\(text(backslash|asciitilde|asciicircum|less|greater|bar|quotedbl|asciigrave)\{\}|[&%$#_{}])"
+    escapes += r"|\$\\(pm|times|uparrow|downarrow|delta|lambda|nu|omega)\$|-\{\}"
+    assert not re.search(r"[\\%$#&_{}~^]", re.sub(escapes, "", latex))
     markdown = render.markdown_text(text)
     assert not re.search(r"[|*_<>`]", re.sub(r"\\.", "", markdown))
     assert all("\n" not in cell and len(cell.splitlines()) <= 1 for cell in (latex, markdown))
-    one = plain_row() | {"note": text, "prompts": text, "file": text, "command": text, "command_exact": True}
+    row = plain_row() | {"note": text, "prompts": text, "file": text, "command": text, "command_exact": True}
     shots = {"x": {0: report.Shot(b"", text)}}
-    written = report.page(report.Found([one], audits=[{"verdict": text}], shots=shots))
+    written = report.page(report.ReportContent([row], audits=[{"verdict": text}], shots=shots))
     message = re.search(r'id="data">(.*?)</script>', written, re.DOTALL)
     assert message is not None
     assert not set("<>&") & set(message[1])
@@ -163,7 +163,7 @@ def test_text_stays_text(text: str) -> None:
 @many
 @given(name=TEXT)
 def test_a_path_is_literal_or_refused(name: str) -> None:
-    """Whatever the shell leaves of its quotes."""
+    """With the quotes that a shell leaves."""
     assume(name not in ("", "null") and not re.fullmatch(r"'.*'|\".*\"", name, re.DOTALL))
     cfg = or_usage_error(lambda: configuration.compose(command_line.read([f"out={name}"])))
     assert cfg is None or cfg["out"] == name
@@ -239,7 +239,7 @@ def test_readers_of_a_damaged_file(tmp_path: Path, kind: str, data: st.DataObjec
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one sentence of a command that cannot work."""
+    """The one-line message of a command that cannot work."""
     assert cli.main([str(argument) for argument in arguments]) == 2
     [line] = capsys.readouterr().err.splitlines()[-1:]
     assert line.startswith("specbench: ")
@@ -247,11 +247,11 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 
 def test_a_row_edited_by_hand_costs_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A word for a number was a ValueError; "nan" came as far as the page, which JSON cannot hold."""
+    """A word instead of a number was a ValueError; "nan" came through to the page, and JSON cannot contain it."""
     for cell, sentence in [
         ("nan", "got 'nan'"),
         ('"1', "unexpected end of data"),
-        ("1,2,3", "5 cells below a header of 3"),
+        ("1,2,3", "5 cells instead of 3"),
         ("\udcff", "not UTF-8"),
     ]:
         row = f"run_id,config_hash,steps\na,b,{cell}\n"
@@ -263,7 +263,7 @@ def test_a_row_edited_by_hand_costs_a_sentence(tmp_path: Path, capsys: pytest.Ca
 
 
 def run_folder(folder: Path, run_id: str, image: str) -> None:
-    """A finished run, as far as a report reads one."""
+    """A finished run, with the files that a report reads."""
     (folder / "images").mkdir(parents=True)
     Image.fromarray(picture(0)).save(folder / "images/00000.png")
     (folder / "row.csv").write_text(to_csv([row(run_id, "method=vanilla")]))
@@ -272,7 +272,7 @@ def run_folder(folder: Path, run_id: str, image: str) -> None:
 
 @pytest.mark.parametrize("run_id", ["../../escape", "/tmp/escape-specbench", "..", "a/b"])
 def test_the_name_of_a_run_becomes_no_path(tmp_path: Path, run_id: str) -> None:
-    """`report keep=` used to make a folder wherever the run_id of an edited row led."""
+    """`report keep=` used to make a folder at any path that the run_id of an edited row named."""
     run_folder(tmp_path / "in/run", run_id, "images/00000.png")
     arguments = [tmp_path / "in/run/row.csv", f"runs={tmp_path / 'in'}", f"keep={tmp_path / 'out/kept'}"]
     assert cli.main(["report", *map(str, arguments), f"out={tmp_path / 'out/x.html'}"]) == 0
@@ -282,8 +282,8 @@ def test_the_name_of_a_run_becomes_no_path(tmp_path: Path, run_id: str) -> None:
     assert not Path("/tmp/escape-specbench").exists()
 
 
-def test_a_row_may_differ_from_that_of_its_folder(tmp_path: Path) -> None:
-    """`report keep=` looked for the prompts of the folder's row under the data of the edited one: a KeyError."""
+def test_a_row_may_differ_from_the_row_of_its_folder(tmp_path: Path) -> None:
+    """`report keep=` used to look for the prompts of the folder's row under the data of the edited row: a KeyError."""
     run_folder(tmp_path / "in/run", "a", "images/00000.png")
     edited = tmp_path / "edited.csv"
     edited.write_text(to_csv([row("a", "method=vanilla", split="another")]))
@@ -297,15 +297,15 @@ def test_a_record_shows_no_image_from_another_folder(tmp_path: Path, image: str)
     """A report used to embed any .png that a record named."""
     Image.fromarray(picture(1)).save(tmp_path / "secret.png")
     run_folder(tmp_path / "in/run", "a", image.format(tmp_path))
-    found = report.gather([tmp_path / "in/run/row.csv"], [tmp_path / "in"], 8)
-    assert found.shots == {}
+    gathered = report.gather([tmp_path / "in/run/row.csv"], [tmp_path / "in"], 8)
+    assert gathered.shots == {}
     line = to_line(replace(record(0), image=image.format(tmp_path)))
     with pytest.raises(UsageError, match="line 1 of .* is not a record"):
         Journal(content(tmp_path / "records.jsonl", line))
 
 
 def test_a_damaged_run_json_costs_a_sentence(tmp_path: Path) -> None:
-    """It was a JSONDecodeError, an AssertionError or a KeyError, whichever command came upon it."""
+    """It used to be a JSONDecodeError, an AssertionError or a KeyError, depending on the command."""
     (tmp_path / "config.yaml").write_text("method: a\ndrafter: b\nrule: c\n")
     (tmp_path / "records.jsonl").write_text("")
     for text in ["", "{", "[]", '{"run_id": 1, "sessions": {}}', '{"run_id": "a", "sessions": {"b": 1}}']:
@@ -327,10 +327,8 @@ def test_a_file_name_reaches_neither_terminal_nor_table_raw(tmp_path: Path, caps
     assert refused(capsys, "evaluate", tmp_path / "b", "data=scenes").endswith("/?.png is not UTF-8; rename it")
 
 
-def test_a_header_that_promises_more_than_there_is_costs_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """numpy believes the header of an array, and asks for its 58 TiB."""
+def test_a_header_larger_than_its_file_costs_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """numpy trusts the header of an array, and requests 58 TiB for it."""
     head = "{'descr': '<f8', 'fortran_order': False, 'shape': (1, 8000000000000)}".ljust(117) + "\n"
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as z:
         z.writestr("p0.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + head.encode())
@@ -346,7 +344,7 @@ class Shape:
 
 
 def test_weights_that_describe_no_network_cost_a_sentence(tmp_path: Path) -> None:
-    """An embedded file says of which sizes its network is; whatever stood there used to be built."""
+    """An embedded file states the sizes of its network; any sizes used to be built."""
     path = tmp_path / "w.safetensors"
     for text in [
         "",
@@ -361,5 +359,5 @@ def test_weights_that_describe_no_network_cost_a_sentence(tmp_path: Path) -> Non
         "[" * 3000,
     ]:
         save_file(dict(nn.Linear(3, 2).state_dict()), path, {"kind": "line", "config": text})
-        found = usage_error(checkpoints.load, path, "line", lambda c: nn.Linear(c.inside, c.out), Shape)
-        assert "w.safetensors" in found, text
+        message = usage_error(checkpoints.load, path, "line", lambda c: nn.Linear(c.inside, c.out), Shape)
+        assert "w.safetensors" in message, text

@@ -64,8 +64,8 @@ class NearestColour:
 
     def __call__(self, pieces: Any, name: str) -> list[str]:
         means = [piece.reshape(-1, 3).mean(0) for piece in pieces]
-        wanted = np.array([colour_square(colour)[0, 0] for colour in tasks.COLOURS])
-        return [tasks.COLOURS[int(np.abs(wanted - mean).sum(1).argmin())] for mean in means]
+        expected = np.array([colour_square(colour)[0, 0] for colour in tasks.COLOURS])
+        return [tasks.COLOURS[int(np.abs(expected - mean).sum(1).argmin())] for mean in means]
 
 
 def make_item(tag: str, containing: str = "") -> Item:
@@ -75,27 +75,27 @@ def make_item(tag: str, containing: str = "") -> Item:
     return Item(index, entry.prompt, None, entry.id, metadata=entry.metadata)
 
 
-def solves(make_item: Item, image: np.ndarray, instances: list[Instance]) -> bool:
+def solves(item: Item, image: np.ndarray, instances: list[Instance]) -> bool:
     scorer = tasks.GenEvalScorer(torch.nn.Identity(), NearestColour(), "cpu")  # type: ignore[arg-type]
-    return scorer._solves(image, make_item.metadata or {}, instances)
+    return scorer._solves(image, item.metadata or {}, instances)
 
 
 def test_the_prompts_equal_geneval_s() -> None:
     cfg = configuration.compose(["data=geneval", "n=all", "images_per_prompt=4"])
     assert cfg["n"] == 553
     items = data.load(cfg)
-    counts = Counter((make_item.metadata or {})["tag"] for make_item in items)
+    counts = Counter((item.metadata or {})["tag"] for item in items)
     assert [counts[task] for task in prompts.TASKS] == [80, 99, 80, 94, 100, 100]
-    assert len({make_item.prompt for make_item in items}) == len({make_item.id for make_item in items}) == 553
-    named = {part["class"] for make_item in items for part in (make_item.metadata or {})["include"]}
+    assert len({item.prompt for item in items}) == len({item.id for item in items}) == 553
+    named = {part["class"] for item in items for part in (item.metadata or {})["include"]}
     assert len(prompts.classes()) == 80
     assert named <= set(prompts.classes())
     subset = data.load({**cfg, "n": 30})
     assert subset == items[:30]
     # not the file's first, which are of one task
-    assert len({(make_item.metadata or {})["tag"] for make_item in subset}) == 6
+    assert len({(item.metadata or {})["tag"] for item in subset}) == 6
     # The id is the number of the line in its file, counted from 0.
-    assert next(make_item for make_item in items if make_item.id == "0").prompt == "a photo of a bench"
+    assert next(item for item in items if item.id == "0").prompt == "a photo of a bench"
     assert len(data.images_of({**cfg, "n": 30})) == 120
 
 

@@ -123,10 +123,10 @@ def test_names_that_would_overlap_move_apart_and_no_others() -> None:
     assert figures.apart([0, 1, 2.5], [0, 2, 2]) == pytest.approx([-5 / 6, 7 / 6, 19 / 6])
     assert figures.apart([9, 9.5, 10], [2, 2, 2], most=10) == [6, 8, 10]
     assert figures.apart([], []) == []
-    wanted = [math.sin(3 * i) + i / 3 for i in range(30)]
-    moved = figures.apart(sorted(wanted), [0.5] * 30)
+    expected = [math.sin(3 * i) + i / 3 for i in range(30)]
+    moved = figures.apart(sorted(expected), [0.5] * 30)
     assert all(b - a >= 0.5 - 1e-9 for a, b in itertools.pairwise(moved))
-    assert sum(moved) == pytest.approx(sum(wanted))
+    assert sum(moved) == pytest.approx(sum(expected))
 
 
 def test_the_figure_is_the_same_file_and_needs_no_row(tmp_path: Path) -> None:

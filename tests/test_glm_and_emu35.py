@@ -46,7 +46,7 @@ def official(tmp_path_factory):
     parts = {"text_config": text, "vision_config": vision, "vq_config": codes}
     model = GlmImageForConditionalGeneration(GlmImageConfig(**parts, image_token_id=16598)).eval()
     with torch.no_grad():
-        for name, p in model.named_parameters():  # biases and norms that matter, and far from equal logits
+        for name, p in model.named_parameters():  # biases and norms that affect the output, and unequal logits
             p.add_(0.3 * torch.randn_like(p)) if p.dim() == 1 else p.mul_(1 if "embed_tokens" in name else 6)
     folder = tmp_path_factory.mktemp("glm")
     model.save_pretrained(folder / "target")
@@ -74,7 +74,7 @@ def test_glm_image_equals_transformers(official):
     logits = ours.head(ours.uncached(prefix, tokens[:, :-1]))[:, len(prefix) - 1 :]
     # float32 sums of 64 numbers in another order, two layers
     assert_close(logits, torch.stack(generated.logits, 1), atol=2e-4, rtol=1e-4)
-    assert tokens.unique().numel() > 5  # not one token everywhere, which positions would not change
+    assert tokens.unique().numel() > 5  # not the same token everywhere, which positions would not change
 
 
 @pytest.mark.parametrize("wrong", [{"partial_rotary_factor": 1.0}, {"mrope_section": [2, 2, 2]}])
@@ -138,13 +138,13 @@ def test_glm_image_files_hold_tokens():
 
 def test_images_are_no_examples_of_a_model_without_an_encoder():
     _, bundle = loaded("glm_image", *TINY)
-    with pytest.raises(UsageError, match=r"glm_image's encoder of images .* \(source=self\)"):
+    with pytest.raises(UsageError, match=r"glm_image's image encoder .* \(source=self\)"):
         bundle.codes(torch.zeros(1, 3, 64, 64))
 
 
 def test_no_metric_of_images_without_images():
     """The error comes before anything is loaded. The default has no metrics."""
-    message = r"glm_image ends with tokens, .*engine=http\) or stored images .*: use metrics=none"
+    message = r"glm_image produces tokens, .*engine=http\) or stored images .*: use metrics=none"
     with pytest.raises(UsageError, match=message):
         configuration.compose(["model=glm_image", "metrics=clip_b32"])
     assert not configuration.compose(["model=glm_image"])["metrics"]
@@ -163,7 +163,7 @@ def test_both_are_planned_on_shapes_alone():
 @pytest.mark.parametrize("name", ["zipar", "pjd"])
 def test_parallel_rows_of_two_grids_are_refused(name):
     cfg = configuration.compose(["model=glm_image", f"method={name}", "weights=random"])
-    with pytest.raises(UsageError, match="is two grids, one after the other: use a drafter in raster order"):
+    with pytest.raises(UsageError, match="is two grids in sequence: use a drafter in raster order"):
         method.check(cfg)
     method.check(configuration.compose(["model=emu35_image", f"method={name}", "weights=random"]))
 

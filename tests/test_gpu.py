@@ -89,10 +89,10 @@ def test_every_test_of_a_kernel_is_selected(monkeypatch: pytest.MonkeyPatch) -> 
             self.marks.append(mark.name)
 
     items = [Item(name) for name in ("test_kernels.py", "test_kernel_layers.py", "test_loop.py")]
-    for here in (False, True):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda here=here: here)
+    for available in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
         conftest.pytest_collection_modifyitems(items)
-        assert [item.marks for item in items] == [["gpu"] * here, ["gpu"] * here, []]
+        assert [item.marks for item in items] == [["gpu"] * available, ["gpu"] * available, []]
 
 
 @ON_CUDA
@@ -212,7 +212,7 @@ def test_no_step_waits_for_the_host(name: str, device: str) -> None:
             steps.record_stats()
 
 
-@pytest.mark.parametrize("name", ["tree", "medusa", "draft_model", "sjd"])  # a network by each name, and none
+@pytest.mark.parametrize("name", ["tree", "medusa", "draft_model", "sjd"])  # a network for each name, and none
 def test_everything_these_tests_decode_is_on_the_device(name: str) -> None:
     """Conditioning and networks too. Fake CUDA tensors report the device."""
     config, lint = config_on(name, "cpu"), Lint()
@@ -221,7 +221,7 @@ def test_everything_these_tests_decode_is_on_the_device(name: str) -> None:
         moved_drafter(config.drafter)
         steps = start(config, 0, "cuda", None)
         lint.record({"a step": steps.step, "its statistics": steps.record_stats}, torch.device("cuda"))
-    assert not lint.found
+    assert not lint.faults
 
 
 class NeedsHost(Decoding):

@@ -106,7 +106,7 @@ def test_errors_and_comparisons_count_prompts(four: Path) -> None:
     assert columns["steps_stderr"] == pytest.approx(steps.mean(1).std(ddof=1) / np.sqrt(3))
     compared = comparison.compare(passes.read(f"{four}/baseline"), passes.read(str(four)))
     assert compared.pairs == 12
-    assert "They are of 3 prompts: the mean over the images of a prompt counts once." in compared.remarks
+    assert "They belong to 3 prompts: the mean over the images of a prompt counts once." in compared.remarks
     [result] = [candidate for candidate in compared.results if candidate.statistic.name == "accepted_length"]
     lengths = 16 / steps
     assert (result.units, result.paired.n) == ("prompts", 3)

@@ -160,6 +160,6 @@ def test_the_package_asks_the_library_for_one_order_before_its_first_product() -
     """In a new process. A value that the user has set stays."""
     show = "import os, specbench; print(os.environ['MKL_CBWR'])"
     plain = {k: v for k, v in os.environ.items() if k != "MKL_CBWR"} | {"PYTHONPATH": str(TESTS.parent)}
-    for env, wanted in ((plain, specbench._library_mode()), (plain | {"MKL_CBWR": "COMPATIBLE"}, "COMPATIBLE")):
-        assert subprocess.check_output([sys.executable, "-c", show], env=env, text=True).strip() == wanted
+    for env, expected in ((plain, specbench._library_mode()), (plain | {"MKL_CBWR": "COMPATIBLE"}, "COMPATIBLE")):
+        assert subprocess.check_output([sys.executable, "-c", show], env=env, text=True).strip() == expected
     assert specbench._library_mode().endswith(",STRICT")

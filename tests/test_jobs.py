@@ -127,7 +127,7 @@ def test_a_line_that_fails_does_not_stop_the_others(
 
 def test_the_death_of_a_process_is_a_short_error(tables: Callable[..., int]) -> None:
     assert TABLE.lines[1].overrides
-    with pytest.raises(RunError, match="a process died, probably for lack of memory: use fewer --jobs"):
+    with pytest.raises(RunError, match="a process died, probably because memory ran out: use fewer --jobs"):
         tables(Bench(" ".join(TABLE.lines[1].overrides)), "--jobs", "2")
     with pytest.raises(UsageError, match=r"--jobs must be an integer of at least 1 \(got 0\)"):
         tables(Bench(), "--jobs", "0")

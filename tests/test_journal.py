@@ -52,7 +52,7 @@ def test_records_and_pictures_come_back(journal: Journal) -> None:
     assert again.missing(range(5)) == [3, 4]
     assert 2 in again
     assert 3 not in again
-    assert [r.index for r in again.of(range(3))] == [0, 1, 2]
+    assert [r.index for r in again.records_of(range(3))] == [0, 1, 2]
     for index in range(3):
         assert (again.image(index) == picture(index)).all()
     assert read_records(journal.path) == [record(0), record(1), record(2)]

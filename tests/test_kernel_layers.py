@@ -200,7 +200,7 @@ def _blocks(cfg: BlockConfig, first: bool, dtype: torch.dtype) -> torch.nn.Modul
     return blocks.to(dtype)
 
 
-# two rows of nodes: by sums of scalars, by the matrix units, and by cuBLAS.
+# Two rows of nodes: computed by sums of scalars, by the matrix units, and by cuBLAS.
 @pytest.mark.parametrize(
     ("name", "first", "nodes", "large"),
     [
@@ -228,7 +228,7 @@ def test_blocks_and_their_cache(
         cache.v.copy_(normal(*cache.v.shape, seed=8))
     fused.kernels = FusedKernels(WideTiles())
     actual, expected = (run_blocks(blocks, x, rope, mask, cache, at, (0,)) for cache in (fused, plain))
-    # float32 sums in another order: 1e-5 of numbers of order one, some hundred of them added up
+    # float32 sums in another order: an error of 1e-5 for numbers of order one, and about a hundred of them are added
     torch.testing.assert_close((actual, fused.k, fused.v), (expected, plain.k, plain.v), rtol=1e-4, atol=1e-4)
 
 

@@ -60,7 +60,7 @@ def session(forced: list[int] | None, codes: int, size: int) -> Any:
     (torch.float32, 130, 1.0, True),
     (torch.bfloat16, 1, 1.0, False),
     (torch.float32, 7, 3.0, False),
-    (torch.float32, 500, 1.0, False),  # more than there are
+    (torch.float32, 500, 1.0, False),  # more than the vocabulary has
 ])  # fmt: skip
 @torch.inference_mode()
 def test_distributions(dtype: torch.dtype, top_k: int | None, scale: float, grammar: bool) -> None:
@@ -78,16 +78,16 @@ def test_distributions(dtype: torch.dtype, top_k: int | None, scale: float, gram
     positions = torch.tensor([[0, 1], [2, 3], [-1, 7]], device=DEVICE)
     plain = Sampling(0.7, top_k, 1.0, scale)
     fused = replace(plain, kernels=FusedKernels())
-    wanted = plain.distributions(logits, where, positions)
+    expected = plain.distributions(logits, where, positions)
     with poisoned():
         actual = fused.distributions(logits, where, positions)
     assert actual.guided is None  # the kernel computed it
-    assert torch.equal(actual.p > 0, wanted.p > 0)
-    torch.testing.assert_close(actual.p, wanted.p, rtol=1e-4, atol=1e-7)
-    assert torch.equal(actual.logits, wanted.logits)
-    torch.testing.assert_close(actual.unfiltered(), wanted.unfiltered(), rtol=1e-4, atol=1e-7)
+    assert torch.equal(actual.p > 0, expected.p > 0)
+    torch.testing.assert_close(actual.p, expected.p, rtol=1e-4, atol=1e-7)
+    assert torch.equal(actual.logits, expected.logits)
+    torch.testing.assert_close(actual.unfiltered(), expected.unfiltered(), rtol=1e-4, atol=1e-7)
     path, tokens = torch.tensor([[0, 1]] * 2 + [[0, 0]], device=DEVICE), torch.tensor([[2, 130]] * 3, device=DEVICE)
-    torch.testing.assert_close(actual.log_prob(path, tokens), wanted.log_prob(path, tokens), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(actual.log_prob(path, tokens), expected.log_prob(path, tokens), rtol=1e-4, atol=1e-4)
     alone = fused.distributions(logits[::rows, 1:], where, positions[:1, 1:])
     assert torch.equal(alone.p, actual.p[:1, 1:])  # in any batch
 
@@ -102,9 +102,9 @@ def test_real_vocabularies(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, positions = Sampling(1.0, 2000, 1.0, 3.0), torch.zeros(1, 1, dtype=torch.int64, device=DEVICE)
     with poisoned():
         actual = replace(plain, kernels=FusedKernels()).distributions(logits, where, positions).p
-    wanted = plain.distributions(logits, where, positions).p
-    assert torch.equal(actual > 0, wanted > 0)
-    torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-8)
+    expected = plain.distributions(logits, where, positions).p
+    assert torch.equal(actual > 0, expected > 0)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-8)
     plain_streams, fused, step = streams(1)
     u = plain_streams.uniform(step, 3, 1)
     assert torch.equal(FusedKernels().draw(actual, u), draw_exactly(actual, u))

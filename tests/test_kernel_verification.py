@@ -200,7 +200,7 @@ def test_rules(rule: Rule) -> None:
     for paths, kind in ((CHAIN, "sampled"), (TREE, "mixed"), (TREE, "deterministic")):
         tree = shared(paths)
         plain = agree(*drafted(tree, 77, 40, kind_of(tree, kind)), rule)
-        assert len(set(plain.length.tolist())) > 1, kind  # it is not settled at the root
+        assert len(set(plain.length.tolist())) > 1, kind  # the root does not decide every row
 
 
 def near(size: int, count: int) -> Tensor:
@@ -335,8 +335,8 @@ def test_a_vocabulary_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_band_of_no_strength_is_the_exact_rule() -> None:
     """Bit for bit: the kernel computes the same."""
     p, draft = drafted(shared(TREE), 77, 40, None)
-    actual, wanted = (verify(p, draft, rule, kernels=FusedKernels()) for rule in (Band(0.0, 0.5, 3), exact()))
-    assert tiny.equal(vars(actual), vars(wanted))
+    actual, expected = (verify(p, draft, rule, kernels=FusedKernels()) for rule in (Band(0.0, 0.5, 3), exact()))
+    assert tiny.equal(vars(actual), vars(expected))
 
 
 @pytest.mark.parametrize(("name", "rule"), [
@@ -393,7 +393,7 @@ def test_lossless_verification(name: str, kinds: tuple[str, ...]) -> None:
     than siblings."""
     for kind in kinds:
         plain = agree(*DRAFTS[name](19, kind), verification=VERIFICATIONS[name])
-        assert len(set(plain.length.tolist())) > 1  # it is not settled at the root
+        assert len(set(plain.length.tolist())) > 1  # the root does not decide every row
 
 
 @pytest.mark.parametrize(

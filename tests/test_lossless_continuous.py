@@ -101,8 +101,8 @@ def test_the_length_and_the_proposals_of_a_block(criterion: str, monkeypatch: py
     monkeypatch.setattr(decide, "verify_block", record_call)
     of_pair(built_in("d1t5"), ContinuousRule(gamma=4, criterion=criterion, verification="block"), rng(20_000))
     mass, length, proposals = seen[0]
-    for wanted, counts in ((mass[:, 1:].sum(1), length.double()), (mass[:, :-1].sum(1), proposals.double())):
-        off = counts - wanted
+    for expected, counts in ((mass[:, 1:].sum(1), length.double()), (mass[:, :-1].sum(1), proposals.double())):
+        off = counts - expected
         assert abs(float(off.mean())) < 4.5 * float(off.std()) / 20_000**0.5
     token = of_pair(built_in("d1t5"), ContinuousRule(gamma=4, criterion=criterion), rng(20_000))
     first = token.trace.accepted[:, 0].double()
@@ -120,11 +120,11 @@ def test_layers_against_integrals(tries: int) -> None:
     target, drafter = (Chain(1, [0.0], [level], mean) for mean, level in (P, Q))
     p, q = (stats.norm.pdf(x, mean, np.exp(level / 2)) for mean, level in (P, Q))
     acceptances = [integrate.trapezoid(q * np.clip(p / q - k, 0, 1), x) for k in range(tries)]
-    wanted = 1 - np.prod(1 - np.array(acceptances))
-    assert wanted > acceptances[0] + 0.02
+    expected = 1 - np.prod(1 - np.array(acceptances))
+    assert expected > acceptances[0] + 0.02
     out = decode(target, drafter, ContinuousRule(gamma=1, tries=tries, criterion="path", proposals=1000), None, rng(n))
     share = float(out.trace.kept[:, 0].double().mean())
-    assert share == pytest.approx(wanted, abs=4.5 * (wanted * (1 - wanted) / n) ** 0.5)
+    assert share == pytest.approx(expected, abs=4.5 * (expected * (1 - expected) / n) ** 0.5)
     assert stats.kstest(out.tokens.flatten().numpy(), stats.norm(P[0], np.exp(P[1] / 2)).cdf).pvalue > 1e-4
     proposals = torch.tensor([sum(image) for image in out.trace.proposals]).double()
     assert float(proposals.mean()) == pytest.approx(1, abs=4.5 * float(proposals.std()) / n**0.5)

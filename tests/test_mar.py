@@ -152,9 +152,9 @@ def test_guidance_mixes_only_the_noise():
     x, index, z, free, _ = states(20)
     ones = torch.ones(20)
     mean, log_variance = model.moments(x, index, z)
-    for scale, wanted in ((ones, mean), (0 * ones, model.moments(x, index, free)[0])):
+    for scale, expected in ((ones, mean), (0 * ones, model.moments(x, index, free)[0])):
         guided, variance = model.moments(x, index, z, free, scale)
-        torch.testing.assert_close(guided, wanted, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(guided, expected, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(variance, log_variance)
     far = model.moments(x, index, z, free, 3 * ones)[0]
     torch.testing.assert_close(far - mean, 2 * (mean - model.moments(x, index, free)[0]), atol=1e-3, rtol=1e-3)
@@ -164,8 +164,8 @@ def test_guidance_grows_with_the_known_tokens_or_stays():
     num_known = torch.tensor([[1, 64], [255, 256], [300, 128]])
     assert mar_sampling.guidance(2.9, "constant", num_known, 256).eq(torch.tensor(2.9)).all()
     linear = mar_sampling.guidance(2.9, "linear", num_known, 256)
-    wanted = [[1 + 1.9 / 256, 1.475], [1 + 1.9 * 255 / 256] * 2, [1 + 1.9 * 255 / 256, 1.95]]
-    torch.testing.assert_close(linear, torch.tensor(wanted))
+    expected = [[1 + 1.9 / 256, 1.475], [1 + 1.9 * 255 / 256] * 2, [1 + 1.9 * 255 / 256, 1.95]]
+    torch.testing.assert_close(linear, torch.tensor(expected))
     assert mar_sampling.guidance(1.0, "linear", num_known, 256).eq(1).all()
     with pytest.raises(UsageError, match="'cosine' is unknown"):
         mar_sampling.guidance(2.0, "cosine", num_known, 256)
@@ -197,8 +197,8 @@ def test_a_session_returns_the_outputs_of_the_networks():
         assert torch.equal(z[r], torch.cat([cond, none, strength], 1))
     x, index = torch.randn(8, 5), torch.arange(8) % SMALL.steps
     flat = z.flatten(0, 1)
-    wanted = model.moments(x, index, flat[:, :40], flat[:, 40:80], flat[:, 80])
-    assert all(map(torch.equal, session.moments(x, index, flat), wanted))
+    expected = model.moments(x, index, flat[:, :40], flat[:, 40:80], flat[:, 80])
+    assert all(map(torch.equal, session.moments(x, index, flat), expected))
     free = Guided(model, 1.0, "linear").open(labels, 3)
     z = free.condition(tokens[row], known[row], row, place, num_known, 16)
     assert z.shape == (4, 2, 40)
@@ -424,7 +424,7 @@ def test_files_of_another_model_are_reported(tmp_path):
     torch.save({"model_ema": {"w": torch.ones(2)}}, draft)
     refused("MAR file")
     checkpoint(draft, MAR(replace(cfg, encoder_dim=96)))
-    refused("lacks a known number of heads for width 96")
+    refused("has no known number of heads for width 96")
     pixels_file(tmp_path / "tokenizer", vq.KLModel(replace(vq.KL16.reduced(0), codebook_embed_dim=4)))
     refused("latents of 4 numbers, the target draws 16")
 

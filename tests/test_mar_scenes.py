@@ -428,5 +428,5 @@ def test_a_card_survives_its_file_and_keeps_older_runs(tmp_path):
     assert read.render() == made.render()
     read.add({"kl": {"psnr_db": 25.0}}, "later", ["kl", "mar"])
     assert [stages for stages, _ in read.runs] == [["mar"], ["kl"]]
-    assert "25 | at least 26 | **short**" in read.render()
+    assert "25 | at least 26 | **missed**" in read.render()
     assert card.Card.read(tmp_path / "none.md") == card.Card()

@@ -263,14 +263,14 @@ def test_misuse_is_a_clear_error(assets: Path, images: np.ndarray, items: list[I
         measure(["scenes_fid"], images, items[:-1], assets)
     with pytest.raises(ValueError, match="uint8"):
         measure(["scenes_fid"], images.astype(np.float32), items, assets)
-    with pytest.raises(UsageError, match="has no options, but 'resize' is given"):
+    with pytest.raises(UsageError, match="has no options: leave out 'resize'"):
         scenes_metrics.ScenesFID(metrics.ScoringContext(assets, assets), {"resize": "tf"})
 
 
 def test_every_metric_has_a_line_and_its_columns() -> None:
     names = list(parameters.single_metrics())
     assert set(NAMES) <= set(names)
-    assert set(parameters.choices("metrics")) - set(names) >= {"scenes", "none"}  # sets
+    assert set(parameters.choices("metrics")) - set(names) >= {"scenes", "none"}  # names of sets
     assert all(metrics.choice(name).line for name in names)
     assert all(f"{column}_stderr" in rows.COLUMNS for name in names for column in parameters.metric_columns(name))
 
@@ -326,7 +326,7 @@ def test_the_scores_equal_those_of_earlier_versions(real: tuple[np.ndarray, list
 
 
 class Brightness(Scorer):
-    """An image's mean and, where it reads prompts, the length of its prompt; records the size of each call."""
+    """Returns an image's mean and, if it reads prompts, the length of its prompt. Records the size of each call."""
 
     def __init__(self) -> None:
         self.calls: list[int] = []  # images in each call
@@ -352,12 +352,12 @@ class Light(Metric):
         return "brightness@1, full image"
 
     def scorer(self) -> Scorer:
-        if self.missing == "scorer":
+        if self.fails_in == "scorer":
             raise Unavailable("no lamp: buy one")
         return self.network
 
     def score(self, outputs: np.ndarray, items: Sequence[Any]) -> tuple[metrics.Score, ...]:
-        if self.missing == "score":
+        if self.fails_in == "score":
             raise Unavailable("no reference: look into the sun")
         return (metrics.Score(float(outputs[:, 0].mean()), None, self.cache_key, ""),)
 
@@ -442,10 +442,10 @@ def test_metrics_of_one_scorer_share_its_pass_and_one_batch_is_in_memory(network
 
 
 def test_equal_images_are_scored_once_per_prompt(network: Brightness) -> None:
-    assert_same = ImageArray(np.zeros((30, 4, 4, 3), np.uint8))
-    assert metrics.score(["light"], assert_same, prompts(30), HERE)["fid"].value == 0.0
+    equal_images = ImageArray(np.zeros((30, 4, 4, 3), np.uint8))
+    assert metrics.score(["light"], equal_images, prompts(30), HERE)["fid"].value == 0.0
     assert network.calls == [1]
-    metrics.score(["length"], assert_same, prompts(30), HERE)
+    metrics.score(["length"], equal_images, prompts(30), HERE)
     assert network.calls == [1, 7]  # seven prompts
 
 
@@ -548,7 +548,7 @@ def test_outputs_are_found_by_metric_and_by_scorer(network: Brightness, tmp_path
     assert (outputs.of("brightness@1, full image", keys) == outputs.of("light", keys)).all()
     reading = [metrics.image_key(digest(images[i]), "x" * (i + 1)) for i in range(3)]
     assert outputs.of("length", reading)[:, 1].tolist() == [1, 2, 3]
-    with pytest.raises(UsageError, match="no length of 2 of 2"):
+    with pytest.raises(UsageError, match="no length for 2 of 2"):
         outputs.of("length", keys)
     (tmp_path / "scores" / "metrics.json").write_text("[")
     assert len(metrics.Outputs(tmp_path).of("brightness@1, full image", keys)) == 2
@@ -579,8 +579,8 @@ def inception_score(assets: Path) -> Metric:
 def test_the_inception_score_counts_the_certain_classes(inception_score: Metric) -> None:
     sure = np.log(np.maximum(np.eye(40, dtype=np.float32)[np.arange(400) % 40], 1e-30))
     blind = np.full((400, 40), -np.log(40), np.float32)
-    for logs, wanted in ((sure, 40), (sure[:400:2], 20), (blind, 1)):  # the second: only every other class
-        assert inception_score.score(logs, [])[0].value == pytest.approx(wanted)
+    for logs, expected in ((sure, 40), (sure[:400:2], 20), (blind, 1)):  # the second: only every other class
+        assert inception_score.score(logs, [])[0].value == pytest.approx(expected)
     assert "n = 20: biased" in inception_score.score(sure[:20], [])[0].note
     assert inception_score.score(sure[:1], [])[0].value is None
 

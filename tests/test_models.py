@@ -112,10 +112,10 @@ def test_a_golden_that_differs_from_the_model_is_an_error(tmp_path):
         ("out/cached_state", torch.zeros(2), "out/cached_state"),
         ("in/second_mask", torch.zeros(2), "in/second_mask"),
         ("param/model.layers.3.mlp.up_proj.weight", torch.zeros(2), r"model\.layers\.3\.mlp\.up_proj"),
-        ("in/step_tokens", None, "lacks 'in/step_tokens'"),
+        ("in/step_tokens", None, "has no 'in/step_tokens'"),
         ("param/model.norm.weight", None, r"model\.norm\.weight"),
         ("head_dim", 16, "head_dim=16"),
-        ("vocab_size", None, "lacks 'vocab_size'"),
+        ("vocab_size", None, "has no 'vocab_size'"),
     ):
         config, t = dict(meta["config"]), dict(tensors)
         changed = t if "/" in name else config
@@ -205,8 +205,8 @@ def test_eagle_drafts_from_the_distributions_of_its_own_network(make, layers):
                     features = torch.cat([features, out[-1:]])
                     words = torch.cat([words, draft.tokens[row, n][None]])
                     out = predict(head, words, features)
-                wanted = sampling.probs(target.head(out[-1]))
-                torch.testing.assert_close(draft.probs[row, i], wanted, atol=1e-4, rtol=1e-3)
+                expected = sampling.probs(target.head(out[-1]))
+                torch.testing.assert_close(draft.probs[row, i], expected, atol=1e-4, rtol=1e-3)
                 compared += 1
         logits, hidden = session.forward(draft.tokens, draft.tree, history, count)
         verdict = TokenWise().verify(sampling.probs(logits), draft, rules.exact(), rng, steps)
@@ -270,16 +270,16 @@ def test_draws_follow_their_distribution_and_never_hit_a_zero():
     u = RandomStreams([(0, i) for i in range(50_000)]).uniform(torch.zeros(50_000, dtype=torch.int64), 3, 5)
     seen = torch.bincount(draw(law.expand(50_000, -1), u[:, 0]), minlength=5)
     assert seen[1] == seen[4] == 0
-    wanted = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64) * 50_000
-    assert stats.chisquare(seen[[0, 2, 3]], wanted).pvalue > 1e-4
+    expected = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64) * 50_000
+    assert stats.chisquare(seen[[0, 2, 3]], expected).pvalue > 1e-4
     assert int(draw(law, torch.tensor(1 - 2.0**-23))) == 3
     pairs = draw_distinct(law.expand(50_000, -1), u, 2)
     assert (pairs[:, 0] != pairs[:, 1]).all()
     # without replacement: the second given the first has the distribution without the first
     first_is_0 = pairs[pairs[:, 0] == 0, 1]
     seen = torch.bincount(first_is_0, minlength=5)[[2, 3]]
-    wanted = torch.tensor([0.6, 0.4], dtype=torch.float64) * len(first_is_0)
-    assert stats.chisquare(seen, wanted).pvalue > 1e-4
+    expected = torch.tensor([0.6, 0.4], dtype=torch.float64) * len(first_is_0)
+    assert stats.chisquare(seen, expected).pvalue > 1e-4
 
 
 def test_streams_are_uniform_and_independent():
@@ -360,6 +360,6 @@ def test_activations_match_their_names():
     with torch.inference_mode():
         torch.testing.assert_close(ops.silu(x.clone()), torch.nn.functional.silu(x))
         torch.testing.assert_close(ops.gelu(x.clone()), torch.nn.functional.gelu(x), atol=1e-6, rtol=1e-5)
-        wanted = torch.nn.functional.gelu(x, approximate="tanh")
-        torch.testing.assert_close(ops.gelu_tanh(x.clone()), wanted, atol=1e-6, rtol=1e-5)
+        expected = torch.nn.functional.gelu(x, approximate="tanh")
+        torch.testing.assert_close(ops.gelu_tanh(x.clone()), expected, atol=1e-6, rtol=1e-5)
         assert ops.silu(torch.tensor([-200.0, 200.0])).tolist() == [0.0, 200.0]

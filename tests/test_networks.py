@@ -571,7 +571,7 @@ def test_without_the_package_its_environment_is_named(folder: Path) -> None:
     if importlib.util.find_spec("ImageReward"):
         pytest.skip("the package is here")
     message = metrics.missing("image_reward_package", context_at(folder))
-    assert "needs an environment of its own" in message
+    assert "needs a separate environment" in message
     assert install("image-reward") in message
 
 

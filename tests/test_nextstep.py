@@ -114,17 +114,17 @@ def test_a_pass_equals_transformers_qwen2(scale, kind):
     """Token by token, several at once, beyond the end of the image, and only for the rows that are not finished."""
     guided, prompt_batch = guide(model_of(), scale, kind), prompts(4)
     tokens = torch.randn(4, 10, 5, generator=torch.Generator().manual_seed(1))
-    wanted = expected_conditions(guided, prompt_batch, tokens[:, :9])
+    expected = expected_conditions(guided, prompt_batch, tokens[:, :9])
     session, every = guided.open(prompt_batch, 4), torch.arange(4)
     close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
     for first in range(3):
         at = torch.full((4,), first)
-        close(session.following(tokens, every, at, 1, 1)[:, 0], wanted[:, first])
-    close(session.following(tokens, every, torch.full((4,), 3), 3, 1), wanted[:, 3:6])
+        close(session.following(tokens, every, at, 1, 1)[:, 0], expected[:, first])
+    close(session.following(tokens, every, torch.full((4,), 3), 3, 1), expected[:, 3:6])
     first = torch.tensor([2, 6, 5, 4])  # each image at a different position; the second reads beyond the end
     z = session.following(tokens, every, first, 5, 2)
     for row, begin in enumerate(first.tolist()):
-        close(z[row, : 9 - begin], wanted[row, begin : begin + 5])
+        close(z[row, : 9 - begin], expected[row, begin : begin + 5])
     unfinished = torch.tensor([1, 3])
     changed = tokens.clone()
     changed[:, 5] += 1
@@ -144,9 +144,9 @@ def test_changed_tokens_are_read_and_the_others_are_kept():
     assert torch.isfinite(session.following(other, every, at, 1, 2)).all()
     other = tokens.clone()
     other[:, 3:6] += 1
-    wanted = expected_conditions(guided, prompt_batch, other[:, :9])[:, 6]
-    torch.testing.assert_close(session.following(other, every, at, 1, 3)[:, 0], wanted, rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(guided.open(prompt_batch, 2).following(other, every, at, 1, 2)[:, 0], wanted, atol=1e-3)
+    expected = expected_conditions(guided, prompt_batch, other[:, :9])[:, 6]
+    torch.testing.assert_close(session.following(other, every, at, 1, 3)[:, 0], expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(guided.open(prompt_batch, 2).following(other, every, at, 1, 2)[:, 0], expected, atol=1e-3)
 
 
 def plain_head(model, x, t, z):
@@ -231,8 +231,8 @@ def test_a_sampler_equals_the_published_one(name, scale):
     conditions = z if scale == 1 else torch.cat([z, free, torch.full((n, 1), scale)], 1)
     rule = ContinuousRule(final_noise=options.get("noisy", True))
     path = draw_trajectory(session, conditions, noise, rule, Eager())
-    wanted = plain(velocity, noise[:, -1], noise[:, :-1].flip(1).unbind(1), steps)
-    torch.testing.assert_close(path.token, wanted, rtol=1e-4, atol=1e-4)
+    expected = plain(velocity, noise[:, -1], noise[:, :-1].flip(1).unbind(1), steps)
+    torch.testing.assert_close(path.token, expected, rtol=1e-4, atol=1e-4)
     for t in range(steps):  # and `moments`, which computes the same as a sampler
         mean, log_variance = session.moments(path.states[:, t + 1], torch.full((n,), t), conditions)
         torch.testing.assert_close(mean, path.mean[:, t], rtol=1e-4, atol=1e-5)
@@ -505,8 +505,8 @@ def test_an_image_is_decoded_from_patches_in_raster_order(tmp_path):
     normed.decode_image(tokens)
     seen = seen[1].unfold(2, 2, 2).unfold(3, 2, 2).permute(0, 2, 3, 1, 4, 5).flatten(3)
     mean, spread = tokens.mean(-1), tokens.std(-1, correction=0)
-    wanted = (tokens - mean[..., None]) / spread[..., None] / 0.5 + 0.25
-    torch.testing.assert_close(seen.flatten(1, 2), wanted, rtol=1e-4, atol=1e-4)
+    expected = (tokens - mean[..., None]) / spread[..., None] / 0.5 + 0.25
+    torch.testing.assert_close(seen.flatten(1, 2), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_prompt_contains_the_area_its_grid_and_the_begin_of_the_image(tmp_path):
@@ -557,7 +557,7 @@ def test_the_autoencoder_has_the_published_names():
         (lambda f: rewrite(f / "target/config.json", rope_theta=None), "does not describe a language model"),
         (lambda f: save_file({"lm_head.weight": torch.zeros(2)}, f / "target/model.safetensors"), "no image_head.net"),
         (lambda f: (f / "tokenizer/checkpoint.pt").unlink(), "must hold one .pt or .safetensors"),
-        (lambda f: save_words(f / "target/tokenizer.json", ["<unk>", "red"], 1), "lacks the token"),
+        (lambda f: save_words(f / "target/tokenizer.json", ["<unk>", "red"], 1), "has no token"),
     ],
 )
 def test_wrong_files_are_reported(spoil, sentence, tmp_path):

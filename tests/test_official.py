@@ -131,14 +131,14 @@ def assert_weights_of(path, prefix, head, cfg=UNIFIED):
     table, ignored = naming.for_language(source.tensors, cfg.n_layer, cfg.block, KEEP, str(path))
     module = official.load(lambda: Unified(cfg, IMAGE), source, table, "cpu", torch.float32, ignored)
     stored = {name: tensor.clone() for name, tensor in source.read(source.tensors)}
-    wanted = {
+    expected = {
         "output.weight": stored[head][KEEP],
         "tok_embeddings.weight": stored[f"{prefix}embed_tokens.weight"],
         "norm.weight": stored[f"{prefix}norm.weight"],
     }
     for n in range(cfg.n_layer):
         at, prefix_here = f"{prefix}layers.{n}.", f"layers.{n}."
-        wanted[f"{prefix_here}attention.wqkv.weight"] = torch.cat(
+        expected[f"{prefix_here}attention.wqkv.weight"] = torch.cat(
             [stored[f"{at}self_attn.{x}_proj.weight"] for x in "qkv"]
         )
         names = {
@@ -154,8 +154,8 @@ def assert_weights_of(path, prefix, head, cfg=UNIFIED):
                 f"attention.{x}": f"self_attn.{x}"
                 for x in ("q_norm.weight", "k_norm.weight", "q_norm.bias", "k_norm.bias")
             }
-        wanted |= {prefix_here + name_here: stored[at + name] for name_here, name in names.items()}
-    torch.testing.assert_close(dict(module.state_dict()), wanted, rtol=0, atol=0)
+        expected |= {prefix_here + name_here: stored[at + name] for name_here, name in names.items()}
+    torch.testing.assert_close(dict(module.state_dict()), expected, rtol=0, atol=0)
     return source
 
 
@@ -262,9 +262,9 @@ FORMATS = {
 
 def test_every_format_gives_the_same_module(tmp_path, caplog):
     tensors = tiny_tensors()
-    wanted = {f"norm.{name}": tensors[f"n.{name}"] for name in ("weight", "bias")}
-    wanted |= {"norm.running_mean": tensors["n.mean"], "norm.running_var": tensors["n.var"]}
-    wanted |= {"norm.num_batches_tracked": tensors["n.count"], "qk.weight": torch.cat([tensors["q"], tensors["k"]])}
+    expected = {f"norm.{name}": tensors[f"n.{name}"] for name in ("weight", "bias")}
+    expected |= {"norm.running_mean": tensors["n.mean"], "norm.running_var": tensors["n.var"]}
+    expected |= {"norm.num_batches_tracked": tensors["n.count"], "qk.weight": torch.cat([tensors["q"], tensors["k"]])}
     for kind, made in FORMATS.items():
         folder = tmp_path / kind
         folder.mkdir()
@@ -277,7 +277,7 @@ def test_every_format_gives_the_same_module(tmp_path, caplog):
         with caplog.at_level(logging.INFO, "specbench"):
             module = official.load(Tiny, source, TABLE, "cpu", torch.float32)
         assert f"loaded 0.00 GB from {path} in 0." in caplog.text
-        torch.testing.assert_close(dict(module.state_dict()), wanted, rtol=0, atol=0)
+        torch.testing.assert_close(dict(module.state_dict()), expected, rtol=0, atol=0)
         assert not module.training
         assert not any(p.requires_grad for p in module.parameters())
         assert torch.equal(module.scale, torch.full((2,), 7.0))
@@ -396,8 +396,8 @@ BROKEN = {
     "no tensors": (lambda d: a_file(d / "x.pt", {"s": 3, "e": 1}), r"under model or .*, only 's' \(and 1 more\)"),
     "sparse": (lambda d: a_file(d / "x.pt", {"q": torch.eye(4).to_sparse()}), "tensor 'q' is sparse, quantised or"),
     "no shard": (remove_shard, f"index.json names '{SECOND}'"),
-    "not in its shard": (lambda d: edit_index(d, q=SECOND), f"tensor 'q' .*{SECOND}, which lacks it"),
-    "in no shard": (lambda d: edit_index(d, z=SECOND), f"tensor 'z' .*{SECOND}, which lacks it"),
+    "not in its shard": (lambda d: edit_index(d, q=SECOND), f"tensor 'q' .*{SECOND}, which does not have it"),
+    "in no shard": (lambda d: edit_index(d, z=SECOND), f"tensor 'z' .*{SECOND}, which does not have it"),
     "in two shards": (duplicate_tensor, f"tensor 'q' is in model-00001-of-00002.safetensors and in {SECOND} of"),
     "elsewhere": (lambda d: edit_index(d, q="../x.safetensors"), r"puts tensor 'q' into '../x.safetensors'"),
     "nowhere": (lambda d: edit_index(d, q=3), "puts tensor 'q' into 3"),

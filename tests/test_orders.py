@@ -276,9 +276,9 @@ def test_a_token_is_sampled_given_the_groups_before_it(kind: Any, plain: Any, sc
         strength = 1 + (scale - 1) * torch.tensor(share[schedule])[:, None]
         cond, uncond = (plain(w, c, out.tokens[row], order) for c in (label, 3))
         probs = ((uncond + strength * (cond - uncond)) / 0.9).softmax(-1)
-        wanted = torch.zeros(16)
-        wanted[order] = probs.gather(1, out.tokens[row, order][:, None])[:, 0].log()
-        torch.testing.assert_close(out.trace.log_prob[row], wanted, atol=3e-4, rtol=3e-4)
+        expected = torch.zeros(16)
+        expected[order] = probs.gather(1, out.tokens[row, order][:, None])[:, 0].log()
+        torch.testing.assert_close(out.trace.log_prob[row], expected, atol=3e-4, rtol=3e-4)
 
 
 @torch.inference_mode()
@@ -423,7 +423,7 @@ def test_published_files_are_read(tmp_path: Any, name: str, kind: Any) -> None:
         again._read(tmp_path / "target")
     tensors.pop("head.weight")
     torch.save({"model": tensors}, tmp_path / "target" / "one.pt")
-    with pytest.raises(UsageError, match=f"is not a file of {name} \\(it lacks 'head.weight'\\)"):
+    with pytest.raises(UsageError, match=f"is not a file of {name} \\(it has no 'head.weight'\\)"):
         again._read(tmp_path / "target")
 
 
@@ -444,9 +444,9 @@ def test_methods_in_raster_order_refuse_such_a_target(words: str, message: str) 
 def test_fused_kernels_and_trained_drafters_refuse_it() -> None:
     for engine in ("triton", "compiled"):
         cfg = configuration.compose(["model=lpd_l", "method=vanilla", f"engine={engine}"])
-        with pytest.raises(UsageError, match=f"engine={engine} has the blocks of models in raster order, and lpd_l"):
+        with pytest.raises(UsageError, match=f"engine={engine} supports models in raster order only, and lpd_l"):
             check_engine(cfg)
-    with pytest.raises(UsageError, match="arpg_scenes decodes in an order of its own, and no drafter"):
+    with pytest.raises(UsageError, match="arpg_scenes decodes in its own order, and no drafter"):
         recipes.plan(["drafter=eagle", "model=arpg_scenes"])
 
 

@@ -163,8 +163,8 @@ def test_a_token_is_sampled_given_what_exists(family: str, window: int, alone: b
     assert out.steps.eq(int(when.max()) + 1).all()
     assert out.tokens.max() < model.vocab_size
     for row, prompt in enumerate((0, 2)):
-        wanted = without_a_cache(family, model, out.tokens[row], prompt, window, alone)
-        torch.testing.assert_close(out.trace.log_prob[row], wanted, atol=3e-4, rtol=3e-4)
+        expected = without_a_cache(family, model, out.tokens[row], prompt, window, alone)
+        torch.testing.assert_close(out.trace.log_prob[row], expected, atol=3e-4, rtol=3e-4)
 
 
 @torch.inference_mode()
@@ -223,8 +223,8 @@ def test_rows_under_jacobi_on_two_rows_of_two_tokens() -> None:
     probs = torch.zeros(16, dtype=torch.float64)
     for number in range(16):
         a, b, c, d = (number >> shift & 1 for shift in (3, 2, 1, 0))
-        kept = p[2][2 * a + a].clamp_max(0.5)
-        third = kept[c] + (1 - kept.sum()) * p[2][2 * a + b, c]
+        keep_mass = p[2][2 * a + a].clamp_max(0.5)
+        third = keep_mass[c] + (1 - keep_mass.sum()) * p[2][2 * a + b, c]
         probs[number] = p[0][0, a] * p[1][a, b] * third * p[3][4 * a + 2 * b + c, d]
     assert float(probs.sum()) == pytest.approx(1)
     numbers = codes(out.tokens, 2)
@@ -239,8 +239,8 @@ def test_a_row_under_jacobi_redraws_what_it_does_not_accept() -> None:
     tables = random_tables(2, 2, 5, 2.0)
     p, count = [table.double() for table in tables], 20000
     out = decode_images(TabularTarget(tables), ParallelJacobi(2, 9), None, count, Sampling())
-    kept = p[1].clamp_max(0.5)
-    redrawn = kept + (1 - kept.sum(1, keepdim=True)) * p[1]
+    keep_mass = p[1].clamp_max(0.5)
+    redrawn = keep_mass + (1 - keep_mass.sum(1, keepdim=True)) * p[1]
     first = p[0][0].clamp_max(0.5)  # the first draft is kept
     probs = first[:, None] * redrawn + (p[0][0] - first)[:, None] * p[1]
     assert tiny.fit(codes(out.tokens, 2), probs.flatten()) > 1e-4
@@ -255,8 +255,8 @@ def test_one_row_at_a_time_sees_everything_before_it(family: str) -> None:
     model, conditioning = test_targets.target(family, SIDE), test_targets.prompts(family, [0, 2])
     out = decode_images(model, ParallelJacobi(2, model.width), conditioning)
     for row, prompt in enumerate((0, 2)):
-        wanted = without_a_cache(family, model, out.tokens[row], prompt, model.width, True)
-        torch.testing.assert_close(out.trace.log_prob[row], wanted, atol=3e-4, rtol=3e-4)
+        expected = without_a_cache(family, model, out.tokens[row], prompt, model.width, True)
+        torch.testing.assert_close(out.trace.log_prob[row], expected, atol=3e-4, rtol=3e-4)
     several = decode_images(model, ParallelJacobi(2, 1), conditioning)
     assert several.steps.max() <= out.steps.min()
     for result in (out, several):

@@ -167,7 +167,7 @@ def test_memory_is_counted_while_tensors_live(vanilla: Shapes) -> None:
         torch.zeros(1000)  # on the CPU
         assert memory.live == 4 * 110
         del passing
-        assert memory.live == 4 * 110  # the view holds it
+        assert memory.live == 4 * 110  # the view keeps it alive
         del view
         assert (memory.live, memory.above()) == (40, 400)
         assert memory.above() == 0
@@ -210,8 +210,8 @@ def test_bad_words_of_a_plan_are_short_errors(call: Call) -> None:
     for words, message in (
         (("--plan", "bench.bandwidth=fast"), "bench.bandwidth must be GB/s"),
         (("--plan", "bench.bandwidth=-1"), "bench.bandwidth must be GB/s"),
-        (("bench.bandwidth=h200",), "bench.bandwidth= goes with --plan"),
-        (("--plan", "method=sjd", "window=300"), "window drafts 300 tokens, and an image of llamagen_xl has 256"),
+        (("bench.bandwidth=h200",), "bench.bandwidth= needs --plan"),
+        (("--plan", "method=sjd", "window=300"), "window drafts 300 tokens, but an image of llamagen_xl has 256"),
         (("--plan", "model=mar_b", "engine=triton"), "engine=triton needs discrete tokens"),
         (("--plan", "model=mar_b", "engine=compiled"), "engine=compiled needs discrete tokens"),
     ):

@@ -128,7 +128,7 @@ def test_a_broken_plugin_is_a_short_error(install_broken: Callable[..., None], c
         (
             {"broken/conf/metrics/mine.yaml": "mine: {metric: 'm:M', columns: {mine: {title: Mine}}}\n"},
             "[specbench.conf]\na = broken.conf\n",
-            "column mine is not declared well (missing a required argument: 'better')",
+            "column mine is declared wrongly (missing a required argument: 'better')",
         ),
         (
             {"broken/conf/metrics/mine.yaml": "mine: {metric: 'm:M', columns: {window: {}}}\n"},
@@ -260,7 +260,7 @@ def test_a_model_of_a_folder_is_fetched_like_a_shipped_one(folder: Path, call: C
     assert "  eagle/: somebody/eagle, main (MIT)\n" in out
     with parameters.including([folder]):
         cfg = configuration.compose(["model=toy", "method=eagle2", "n=1"])
-        with pytest.raises(UsageError, match="lacks target/, tokenizer/, eagle/: run `specbench fetch model=toy"):
+        with pytest.raises(UsageError, match="has no target/, tokenizer/, eagle/: run `specbench fetch model=toy"):
             missing_weights.check(cfg)
         assert {part.repository for part in registry.model_sources()["toy"].parts.values()} == {
             "somebody/toy",
@@ -270,7 +270,7 @@ def test_a_model_of_a_folder_is_fetched_like_a_shipped_one(folder: Path, call: C
             "# @package _global_\n# Mine.\nmodel: toy\nfiles: {target: {licence: MIT}}\n"
         )
         yaml_files.clear()
-        with pytest.raises(UsageError, match="files of model toy: parts: target is not declared well .*'repository'"):
+        with pytest.raises(UsageError, match="files of model toy: parts: target is declared wrongly .*'repository'"):
             registry.model_sources()
 
 

@@ -85,8 +85,8 @@ def test_captions_have_the_tokens_of_transformers() -> None:
     tokens = clip.captions()(PROMPTS)
     assert tokens.tolist() == whole["input_ids"]
     other_tokens = open_clip.tokenize(PROMPTS)
-    same = [torch.equal(a[: b.argmax() + 1], b[: b.argmax() + 1]) for a, b in zip(tokens, other_tokens)]
-    assert same == [True, False, True, True]
+    is_equal = [torch.equal(a[: b.argmax() + 1], b[: b.argmax() + 1]) for a, b in zip(tokens, other_tokens)]
+    assert is_equal == [True, False, True, True]
     assert clip.captions().too_long(PROMPTS) == 1
 
 

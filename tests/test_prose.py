@@ -50,7 +50,7 @@ def test_planted_phrases_are_reported_with_their_lines(tmp_path: Path, monkeypat
         (3, prose.DOCS, "are those of")
     ]
     assert _reported(tmp_path, "settings.yaml", "a: 1  # SJD saves 4.88 times\n      # fewer steps\n") == [
-        (1, prose.SETTINGS, "8 times fewer")
+        (1, prose.SETTINGS, "4.88 times fewer")
     ]
 
 

@@ -81,7 +81,7 @@ def test_a_file_is_complete_and_its_values_are_valid() -> None:
             assert protocol.notes
             assert all(note is None or (isinstance(note, str) and note) for note in protocol.notes.values())
             assert set(protocol.models) <= set(parameters.choices("model"))
-            assert all(variant in variants.of(method) for method, variant in protocol.variant.items())
+            assert all(variant in variants.names(method) for method, variant in protocol.variant.items())
             assert set(protocol.also) <= set(parameters.choices("data"))
             for where, key, value in _all_of(protocol):
                 if value is not None:

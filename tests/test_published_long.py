@@ -41,10 +41,15 @@ def test_every_number_of_the_list_is_in_its_table_with_its_grade() -> None:
             lines, num_compared = literature.load(name), 0
             for row in (row for row in rows if "video" not in row["model"]):  # SCD's video model is not included
                 params = [param.partition("=") for param in row["params"].split()]
-                wanted = {"model": row["model"], "method": row["method"], "part": row["prompts"], "table": row["table"]}
-                wanted |= {PARAMETERS[key]: value for key, _, value in params if key in PARAMETERS}
-                wanted["x"] = "" if all(key in PARAMETERS for key, *_ in params) else row["params"]
-                [line] = [line for line in lines if all(line.cells[key] == value for key, value in wanted.items())]
+                expected = {
+                    "model": row["model"],
+                    "method": row["method"],
+                    "part": row["prompts"],
+                    "table": row["table"],
+                }
+                expected |= {PARAMETERS[key]: value for key, _, value in params if key in PARAMETERS}
+                expected["x"] = "" if all(key in PARAMETERS for key, *_ in params) else row["params"]
+                [line] = [line for line in lines if all(line.cells[key] == value for key, value in expected.items())]
                 column = METRICS.get(row["metric"], row["metric"])
                 if column in line.cells:
                     assert line.cells[column] == row["value"]

@@ -54,7 +54,7 @@ def test_a_file_that_cannot_be_read_is_a_short_error(tmp_path: Path) -> None:
         ),
         (read_yaml, b"a: [", "cannot read "),
         (read_yaml, b"a: 1\na: 2\n", "found duplicate key a"),
-        (read_yaml, b"- a\n", "holds no NAME: VALUE lines"),
+        (read_yaml, b"- a\n", "contains no NAME: VALUE lines"),
         (read_yaml, expanding.encode(), "is too large"),
     ):
         (tmp_path / "file").write_bytes(content)
@@ -87,11 +87,11 @@ def test_a_dataclass_is_built_from_its_annotations() -> None:
         "x: sizes must be a list (got 3)": {"sizes": 3},
         "x: pair must be a list or null": {"pair": [1]},
         "x: inner must be a mapping of names to values (got [])": {"inner": []},
-        "x: inner: a is not declared well (missing a required argument: 'name')": {"inner": {"a": {}}},
+        "x: inner: a is declared wrongly (missing a required argument: 'name')": {"inner": {"a": {}}},
         "x: more, 1: share must be a number (got 'all')": {"more": [{"name": "c", "share": "all"}]},
-        "x: more, 1 is not declared well (a share is at most 1)": {"more": [{"name": "c", "share": 2}]},
+        "x: more, 1 is declared wrongly (a share is at most 1)": {"more": [{"name": "c", "share": 2}]},
         "x: on must be true or false (got 1)": {"on": 1},
-        "x is not declared well (got an unexpected keyword argument 'no')": {"no": 1},
+        "x is declared wrongly (got an unexpected keyword argument 'no')": {"no": 1},
     }
     for sentence, change in changes.items():
         assert sentence in usage_error(made, Outer, {**fields, **change}, "x")

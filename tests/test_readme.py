@@ -98,7 +98,8 @@ NOT_RUN = {
 def commands(path: Path) -> list[str]:
     """The lines of a document's indented blocks, without their comments. Fenced blocks are run by other tests."""
     text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    lines = [line[4:] for line in text.splitlines() if re.match(r"    \S", line)]
+    blocks = [block for block in re.split(r"\n\s*\n", text) if re.match(r"\n?    \S", block)]  # not in a list's item
+    lines = [line[4:] for block in blocks for line in block.splitlines() if re.match(r"    \S", line)]
     return [re.sub(r"\s+#\s.*", "", line) for line in lines]
 
 
@@ -198,7 +199,7 @@ def _check(line: str) -> None:
         _check(shlex.join(["specbench", *arguments[3:]]))
     elif tool == "specbench":
         command, *rest = arguments
-        bench_parameters = sub_commands.find("bench").own
+        bench_parameters = sub_commands.find("bench").by_name
         overrides = [
             argument for argument in rest if argument != "-m" and argument.partition("=")[0] not in bench_parameters
         ]
@@ -283,7 +284,7 @@ def test_every_preset_is_in_the_table_of_methods():
             if name == "eagle_chain":  # in the line of eagle1
                 continue
             shown = [variant for variant in row[4].replace("*", "").split(", ") if variant]
-            assert shown == list(variants.of(name))
+            assert shown == list(variants.names(name))
             assert not shown or f"**{parameters.default('method', name, 'variant')}**" in row[4]
 
 
@@ -305,7 +306,7 @@ def test_every_variant_is_in_its_table() -> None:
     shipped = {
         (name, shipped_variant, shipped_variant == parameters.default("method", name, "variant"))
         for name in parameters.choices("method")
-        for shipped_variant in variants.of(name)
+        for shipped_variant in variants.names(name)
     }
     assert documented == shipped
 

@@ -38,7 +38,7 @@ METHODS = [
     if not parameters.is_continuous("rule", parameters.method_choices(name)["rule"])
 ]
 TINY = ("weights=random", "reduced=true", "dtype=float32")
-#: Rows begin before the end of the ones above.
+#: Methods in which a row begins before the row above it ends.
 PARALLEL = {"zipar": ["window=2"], "pjd": ["t_ctx=2"]}
 
 
@@ -105,7 +105,7 @@ def test_every_method_runs_on_every_real_target(model, rows):
         drafter = registry.find("drafter", cfg["drafter"])(cfg, bundle)
         target = tiny.read_by(bundle.target, drafter)
         rule = build_rule(cfg, drafter.shape.height, bundle.codebook)
-        sampling = Sampling.of(cfg)
+        sampling = Sampling.from_config(cfg)
         verification = build_verification(cfg, drafter.shape)
         config = DecoderConfig(target, drafter, rule, sampling, verification=verification)
         out = decode(config, conditioning, RandomStreams([(0, i) for i in range(rows)]))
@@ -262,8 +262,8 @@ def read_back(folder, model, bundle):
     Returns it."""
     again = reload(folder, model)
     ids = again.target.image.ids
-    wanted = bundle.target.state_dict() | {"output.weight": written(bundle)[0]["lm_head.weight"][ids]}
-    torch.testing.assert_close(dict(again.target.state_dict()), dict(wanted), rtol=0, atol=0)
+    expected = bundle.target.state_dict() | {"output.weight": written(bundle)[0]["lm_head.weight"][ids]}
+    torch.testing.assert_close(dict(again.target.state_dict()), dict(expected), rtol=0, atol=0)
     assert again.target.cfg == bundle.target.cfg
     torch.testing.assert_close(dict(again.tokenizer.state_dict()), dict(bundle.tokenizer.state_dict()), rtol=0, atol=0)
     return again, ids
@@ -354,7 +354,7 @@ def test_emu3_is_read_from_official_files(tmp_path, write, method, tiktoken):  #
 def test_missing_parts_are_reported(tmp_path, capsys):
     assert main(["run", "model=llamagen_xl", "data=geneval", f"weights={tmp_path}", "metrics=none"]) == 2
     stderr = capsys.readouterr().err
-    assert "lacks target/, tokenizer/, text/" in stderr
+    assert "has no target/, tokenizer/, text/" in stderr
     assert "specbench fetch model=llamagen_xl" in stderr
     with pytest.raises(UsageError, match="draws classes 0 to 999, and 'a cat' .*data=imagenet"):
         loaded("llamagen_3b", *TINY)[1].encode(["a cat"])

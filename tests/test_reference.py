@@ -92,7 +92,7 @@ def test_statistics_equal_those_of_the_images(
     assert reference.count == len(paths) == 7
     expected = {"data": "coco2017", "folder": "real", "images": 7, "cache_key": metric.cache_key}
     assert expected.items() <= reference.provenance.items()
-    assert metric.basis().endswith(f"reference coco2017@{reference.label[-8:]}")
+    assert metric.fingerprint().endswith(f"reference coco2017@{reference.label[-8:]}")
     # no other file is left, and the same command has nothing to do
     [stored] = (tmp_path / "home" / "references" / "coco2017").iterdir()
     assert stored.suffix == ".npz"
@@ -100,7 +100,7 @@ def test_statistics_equal_those_of_the_images(
     scorer.calls = []
     assert cli.main(words) == 0
     assert scorer.calls == []
-    assert "of these 7" in capsys.readouterr().out
+    assert "from these 7" in capsys.readouterr().out
     (folder / "1.png").unlink()
     assert cli.main(words) == 0
     assert sum(scorer.calls) == 6
@@ -128,7 +128,7 @@ def test_metrics_of_one_scorer_share_a_file_and_a_crop_has_its_own(scorer: Fake,
 
 
 MISTAKES = [
-    (["data=coco2017"], "images=DIR, folder"),
+    (["data=coco2017"], "images=DIR is required: folder"),
     (["images={folder}"], "data set .*data=NAME"),
     (["data=cocoa", "images={folder}"], "unknown data 'cocoa' .*coco2017"),
     (["data=coco2017", "folder={folder}"], "unknown .*'folder'"),
@@ -254,8 +254,8 @@ WRONG = [
     (change(mu=np.zeros(64)), rf"'mu' is float64 \[64\], not floating-point \[{D}\]"),
     (change(mu=np.zeros(D, np.int64)), "'mu' is int64"),
     (change(sigma=np.zeros((D, D + 1))), "'sigma' is float64"),
-    (change(mu=np.full(D, np.nan)), "'mu' holds NaN or infinity"),
-    (change(sigma=broken(np.inf)), "'sigma' holds NaN or infinity"),
+    (change(mu=np.full(D, np.nan)), "'mu' contains NaN or infinity"),
+    (change(sigma=broken(np.inf)), "'sigma' contains NaN or infinity"),
     (change(sigma=broken(7.0)), "'sigma' is no covariance"),
     (change(features=np.zeros((9, D + 1), np.float32)), "'features' is float32"),
     (change(features=np.zeros((10_001, D), np.float16)), "not floating-point .up to 10000, 6"),
@@ -308,10 +308,10 @@ def test_an_absent_reference_leaves_the_columns_empty(scorer: Fake, tmp_path: Pa
         ["fid", "kid", "precision", "recall"]
     )
     assert "`specbench reference data=coco2017 images=DIR metrics=fid_clean crop=256`" in scores["fid"].note
-    assert "images=DIR metrics=fid`, or give another data set's, reference=NAME," in scores["kid"].note
+    assert "images=DIR metrics=fid`, or give the statistics of another data set, reference=NAME," in scores["kid"].note
     adm = metrics.metric("fid", context(tmp_path, "imagenet"))
     with pytest.raises(Unavailable, match=r"VIRTUAL_imagenet256_labeled\.npz"):
-        adm.basis()
+        adm.fingerprint()
     with pytest.raises(Unavailable, match="specbench reference data=imagenet"):
         adm.score(np.zeros((4, 8), np.float32), [Item(0, "", None)] * 4)
 
@@ -324,7 +324,7 @@ def test_a_reference_with_only_moments_serves_only_fid(scorer: Fake, tmp_path: P
     assert "against the statistics in adm" in scores["fid"].note
     assert ", reference adm@" in scores["fid"].backend
     assert scores["kid"].value is None
-    assert "has mu and sigma alone" in scores["kid"].note
+    assert "has only mu and sigma" in scores["kid"].note
 
 
 @pytest.mark.usefixtures("any_n")

@@ -52,8 +52,8 @@ def per_round(replay: Replayed) -> tuple[float, float]:
 def test_curves_equal_the_rule(chains: Rounds, bands: Curves) -> None:
     """Between the points of the grid, up to the error of linear interpolation."""
     values = log_ratios(0.37, 0.6, LENGTH)
-    for wanted, actual in zip(per_round(replayed(Band(0.37, 0.6, LENGTH), chains)), per_round(bands.at(values))):
-        assert actual == pytest.approx(wanted, rel=2e-3)
+    for expected, actual in zip(per_round(replayed(Band(0.37, 0.6, LENGTH), chains)), per_round(bands.at(values))):
+        assert actual == pytest.approx(expected, rel=2e-3)
 
 
 def test_tokens_that_do_not_exist_are_not_reached(chains: Rounds) -> None:
@@ -148,8 +148,8 @@ def test_block_verification_by_length(chains: Rounds) -> None:
             ]
         ).double()
         error = float(lengths.mean(1).std() / math.sqrt(40))
-        wanted = cells[f"verification={name} window={LENGTH}"]["tokens_per_round"]
-        assert abs(1 + float(lengths.mean()) - wanted) < 5 * error
+        expected = cells[f"verification={name} window={LENGTH}"]["tokens_per_round"]
+        assert abs(1 + float(lengths.mean()) - expected) < 5 * error
     over = [cells[f"verification=block window={i}"]["tokens_over_token"] for i in (2, 3, 4)]
     assert 1 < over[0] < over[1] < over[2]
 

@@ -244,19 +244,21 @@ def by_neighbours(family, near, order, bound, k, limit, resample, greedy=False):
 #: Family -> its parameters, after the neighbours (a tensor, and lists) -> (the project's rule, the paper's).
 FAMILIES = {
     "exact": lambda n, o: (rules.exact(), relaxed(lambda i: 1.0)),
-    "uniform": lambda n, o, d, how: (rules.uniform(d, how), relaxed(lambda i: d, how)),
-    "exponential": lambda n, o, d, how: (rules.cool(d, HEIGHT, resample=how), relaxed(cooled(d), how)),
-    "floored": lambda n, o, d, how: (
-        rules.cool(d, HEIGHT, 2.0, floor=1.0, resample=how), relaxed(cooled(d, 2.0, 1.0), how)
+    "uniform": lambda n, o, d, resample: (rules.uniform(d, resample), relaxed(lambda i: d, resample)),
+    "exponential": lambda n, o, d, resample: (rules.cool(d, HEIGHT, resample=resample), relaxed(cooled(d), resample)),
+    "floored": lambda n, o, d, resample: (
+        rules.cool(d, HEIGHT, 2.0, floor=1.0, resample=resample), relaxed(cooled(d, 2.0, 1.0), resample)
     ),
-    "linear": lambda n, o, d, how: (
-        rules.cool(d, HEIGHT, schedule="linear", resample=how), relaxed(linear(d), how)
+    "linear": lambda n, o, d, resample: (
+        rules.cool(d, HEIGHT, schedule="linear", resample=resample), relaxed(linear(d), resample)
     ),
     "band": lambda n, o, *args: by_band(*args),
     "mentored": lambda n, o, budget: (rules.Mentored(budget), PaperBand(within(budget))),
     "typical": lambda n, o, *args: (Typical(*args), PaperTypical(*args)),
     "entropy": lambda n, o, *args: (EntropyAware(*args), entropy_aware(*args)),
-    "neighbourhood": lambda n, o, size, how: (Neighbourhood(n[:, : int(size) - 1], how), grouped(o, int(size), how)),
+    "neighbourhood": lambda n, o, size, resample: (
+        Neighbourhood(n[:, : int(size) - 1], resample), grouped(o, int(size), resample)
+    ),
     "lantern": lambda *args: by_neighbours("lantern", *args),
     "lantern_pp": lambda *args: by_neighbours("lantern_pp", *args),
 }  # fmt: skip
@@ -351,9 +353,10 @@ def test_a_rule_equals_its_papers_formula(family):
             for b, i in np.ndindex(*token.shape):
                 args = r[b, i].double().tolist(), q[b, i].double().tolist(), int(token[b, i]), int(depth[b, i])
                 where = f"{name} V={size} seed={seed} r={args[0]} q={args[1]} x={args[2]} depth={args[3]}"
-                wanted = paper.accept(*args)
-                assert float(chance[b, i]) == pytest.approx(wanted, abs=1e-6), where
-                if not ours.deterministic and wanted < 1 - 1e-6:  # otherwise it is never rejected, except for rounding
+                expected = paper.accept(*args)
+                assert float(chance[b, i]) == pytest.approx(expected, abs=1e-6), where
+                # otherwise it is never rejected, except for rounding
+                if not ours.deterministic and expected < 1 - 1e-6:
                     assert left[b, i].tolist() == pytest.approx(paper.residual(*args), abs=2e-5), where
 
 
@@ -481,10 +484,10 @@ def test_neighbours_are_the_nearest_codes():
         ("lattice", "l2"),
     ]:
         codebook = codebooks()[name]
-        wanted = nearest(codebook.double().tolist(), measure)
+        expected = nearest(codebook.double().tolist(), measure)
         for k in (1, 5, 1000):
-            assert neighbours(codebook, k, measure).tolist() == [row[:k] for row in wanted], (name, measure)
-        assert base._compute(codebook, len(codebook) - 1, measure, chunk=7).tolist() == wanted, (name, measure)
+            assert neighbours(codebook, k, measure).tolist() == [row[:k] for row in expected], (name, measure)
+        assert base._compute(codebook, len(codebook) - 1, measure, chunk=7).tolist() == expected, (name, measure)
 
 
 def test_random_neighbours_are_a_fixed_shuffle_of_the_others():
@@ -521,16 +524,16 @@ def test_only_the_table_of_a_large_codebook_is_stored(cache, monkeypatch):
 
 
 def test_a_damaged_table_is_computed_again(cache):
-    wanted = cached_neighbours(big(), 7)
+    expected = cached_neighbours(big(), 7)
     (path,) = cache.iterdir()
     content = path.read_bytes()
     damaged = [b"", content[:-8], b"not a table", b"PK\x03\x04" + content, bytes(len(content))]
-    for table in (wanted[:, :6].int(), wanted.double(), wanted.int() + 1):  # shape, dtype, range
+    for table in (expected[:, :6].int(), expected.double(), expected.int() + 1):  # shape, dtype, range
         np.save(path, table.numpy())
         damaged.append(path.read_bytes())
     for spoilt in damaged:
         path.write_bytes(spoilt)
-        assert torch.equal(cached_neighbours(big(), 7), wanted)
+        assert torch.equal(cached_neighbours(big(), 7), expected)
         assert path.read_bytes() == content
         assert list(cache.iterdir()) == [path]
 
@@ -676,10 +679,10 @@ def test_a_certain_rule_takes_the_longest_path(name):
             return bool(valid[b, n]) and paper.accept(decided_by[b, parent[b, n]].tolist(), None, tokens[b, n], 1) == 1
 
         passes = [True, *map(passes_alone, range(1, nodes))]
-        wanted = longest_path(parent[b], passes)
-        assert out.path[b, : out.length[b]].tolist() == wanted
-        assert out.tokens[b, : out.length[b]].tolist() == tokens[b, wanted].tolist()
-        assert torch.equal(out.next_probs[b], p[b, wanted[-1] if wanted else 0])
-        assert p[b, wanted[-1] if wanted else 0, out.tokens[b, out.length[b]]] > 0
-        lengths.add(len(wanted))
+        expected = longest_path(parent[b], passes)
+        assert out.path[b, : out.length[b]].tolist() == expected
+        assert out.tokens[b, : out.length[b]].tolist() == tokens[b, expected].tolist()
+        assert torch.equal(out.next_probs[b], p[b, expected[-1] if expected else 0])
+        assert p[b, expected[-1] if expected else 0, out.tokens[b, out.length[b]]] > 0
+        lengths.add(len(expected))
     assert lengths >= {0, 1, 2}

@@ -246,9 +246,9 @@ def test_other_weights_and_other_prompts_are_refused(bench: Bench, monkeypatch: 
         patch.setattr(registry, "weights_here", lambda cfg: "embedded:2")
         with pytest.raises(UsageError, match="started with weights fake:0, not embedded:2"):
             run.run(bench.outcome.config, bench.out)
-    same = data.load(bench.outcome.config.changed(n=3))
-    for other in (replace(same[1], prompt="else"), replace(same[1], id="else")):
-        monkeypatch.setattr(data, "load", lambda cfg: [same[0], other, same[2]])  # noqa: B023
+    prompts = data.load(bench.outcome.config.changed(n=3))
+    for other in (replace(prompts[1], prompt="else"), replace(prompts[1], id="else")):
+        monkeypatch.setattr(data, "load", lambda cfg: [prompts[0], other, prompts[2]])  # noqa: B023
         with pytest.raises(UsageError, match=r"prompts have changed .*\(index 1\)"):
             bench.run("n=3")
 
@@ -416,7 +416,7 @@ def test_a_run_never_has_all_its_pictures_in_memory(bench: Bench, monkeypatch: p
     bench.run("baseline=false")
     assert read == [0, 1]
     row = bench.run("baseline=false", "metrics=scenes_fid")
-    assert "scenes_classifier.safetensors scores 64x64 images of scenes; these are 8x8" in row["note"]
+    assert "scenes_classifier.safetensors scores 64x64 images of scenes; this image is 8x8" in row["note"]
     assert sorted(read) == [0, 0, 0, 1, 1, 1, 2, 3, 4, 5]
 
 
@@ -437,7 +437,7 @@ def test_the_report_names_what_was_written(bench: Bench) -> None:
     assert str(bench.outcome.folder.row) in text
     assert str(bench.outcome.folder.sheet) in text
     assert f"3.10 ± {row['speedup_latency_stderr']:.2f}x in latency, 3.10 ± 0.29x in steps" in text
-    assert "timing           over 6 pairs with vanilla: holds" in text
+    assert "timing           over 6 pairs with vanilla: valid" in text
     assert f"perplexity       {row['perplexity']:.2f} ± {row['perplexity_stderr']:.2f}, drafts' total variation" in text
     assert "emitted          KL to the target 0.3750 ± 0.0559 nats, TV 0.1875 ± 0.0280 (a token)" in text
     assert "not measured in latency, " in replace(bench.outcome, row=row | {"speedup_latency": None}).report()
@@ -524,7 +524,7 @@ def test_errors_that_are_reported_before_loading(tmp_path: Path, monkeypatch: py
     for words, sentence in (
         (["weights=random", "tree=nope"], "unknown tree 'nope'"),
         (["weights=random", "method=sd", "rule=cool", "schedule=linear", "window=8"], "schedule=linear"),
-        (["weights=."], "lacks scenes_target.safetensors"),
+        (["weights=."], "has no scenes_target.safetensors"),
     ):
         with pytest.raises(UsageError, match=sentence):
             run.check(configuration.compose(words))

@@ -53,7 +53,7 @@ def test_metrics_declare_the_features_of_their_networks(monkeypatch: pytest.Monk
         "fd_dinov2": {"dinov2-vit-l-14": features.DINO_FEATURES},
     }
     context = metrics.ScoringContext(ASSETS, ASSETS)
-    assert metrics.metric("scenes_fid", context).cache_key.startswith("scenes-classifier@")  # of the rows' backends
+    assert metrics.metric("scenes_fid", context).cache_key.startswith("scenes-classifier@")  # as in the rows' backends
     for wrong in (64, {"scenes-classifier": "many"}, {"scenes-classifier": 0}):
         monkeypatch.setattr(parameters, "default", lambda *_, wrong=wrong: {"columns": ["fid"], "features": wrong})
         with pytest.raises(UsageError, match="conf/metrics/any.yaml: features needs EXTRACTOR: INTEGER"):
@@ -95,7 +95,7 @@ def test_tables_figures_and_the_report_leave_it_out(tmp_path: Path, monkeypatch:
         assert (f"Not printed: {FEW}." in notes.values()) == empty  # the reason
         assert any("against 2000 real images" in note for note in notes.values()) != empty
         figures.draw(table, _rows(n), tmp_path, "any")
-        page = report.page_data(report.Found(rows=[row | {"n": n}]))
+        page = report.page_data(report.ReportContent(rows=[row | {"n": n}]))
         assert sorted(page["rows"][0]["values"]) == (["clip_score"] if empty else ["clip_score", "fid"])
     assert drawn[1] - drawn[0] == 1  # an axis
 
@@ -177,8 +177,8 @@ def test_where_lower_is_better_a_rise_is_a_loss() -> None:
 
 def test_a_difference_without_an_error_or_without_noise_has_no_verdict() -> None:
     """A value of few images, which is not printed, has no difference either."""
-    unknown, same = Difference("clip_score", 0.5, 0.6, 1, None), Difference("clip_score", 0.6, 0.6, 8, 1e-17)
-    for difference in (unknown, same):
+    unknown, no_noise = Difference("clip_score", 0.5, 0.6, 1, None), Difference("clip_score", 0.6, 0.6, 8, 1e-17)
+    for difference in (unknown, no_noise):
         assert (difference.is_tested, difference.is_significant, len(difference.sentences())) == (False, False, 1)
     assert differences({"n": 8, "fid": None, "fid_difference": 0.1, "fid_difference_stderr": None}, ["fid"]) == []
     tested = Difference("image_reward", 0.5, 0.0, 8, 0.1)  # no share of zero

@@ -26,10 +26,10 @@ def test_guidance_of_rounded_logits_is_mixed_in_float32(scale: float) -> None:
     cond = 2 * normal(64, 1, 16384)
     logits = torch.cat([cond, cond + 0.5 * normal(64, 1, 16384, seed=1)]).bfloat16()
     conditional, unconditional = logits.double().chunk(2)
-    wanted = (unconditional + scale * (conditional - unconditional)).softmax(-1)
+    expected = (unconditional + scale * (conditional - unconditional)).softmax(-1)
     actual = Sampling(cfg_scale=scale).distributions(logits, FREE, torch.zeros(64, 1).long()).p
     assert actual.dtype == torch.float32
-    assert (0.5 * (actual - wanted).abs().sum(-1)).max() < 1e-5
+    assert (0.5 * (actual - expected).abs().sum(-1)).max() < 1e-5
 
 
 def test_top_p_keeps_the_token_at_which_the_share_is_reached() -> None:

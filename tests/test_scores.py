@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ from specbench.rows import provenance
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import as_cells
 from specbench.rows.differences import differences
-from specbench.rows.journal import pixel_digest, read_records, to_line
-from specbench.rows.scores import ScoreJournal
+from specbench.rows.journal import encode, pixel_digest, read_records, to_line
+from specbench.rows.scores import Score, ScoreJournal, ScoreLine
 from specbench.storage.csv_text import csv_lines
 from specbench.tables.collect import Bench
 
@@ -106,9 +106,9 @@ def test_a_smaller_n_is_another_row_and_the_larger_one_comes_back(call: Call, we
     shown, _ = start(call, "n=4", "metrics=clip_b32")
     cfg = configuration.compose(["n=4", "metrics=clip_b32"])
     alone = run.run(cfg, "alone", loader=FakePipeline).row
-    same = set(COLUMNS) - {"run_id", "baseline_run_id", "time", "peak_memory_mib"}
-    same -= {c for c in same if c.startswith(("text_s", "pixels_s"))}
-    assert {c: shown[c] for c in same} == {c: alone[c] for c in same}
+    columns = set(COLUMNS) - {"run_id", "baseline_run_id", "time", "peak_memory_mib"}
+    columns -= {c for c in columns if c.startswith(("text_s", "pixels_s"))}
+    assert {c: shown[c] for c in columns} == {c: alone[c] for c in columns}
     assert status.of_run(Path("first")).n == 4
     assert "nothing left to do" not in start(call, "metrics=fid", "n=8")[1]  # the row was replaced again
     after = files_of("first")
@@ -209,15 +209,23 @@ def test_scores_of_other_images_do_not_count(call: Call, weights: dict[str, str]
     assert after["clip_score"] is None
 
 
+def test_a_score_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    score = Score(1.0, None, "x@1", "")
+    line = ScoreLine("fid", "method", 1, "a", "b", "x@1 {}", {"fid": score}, [], "0.1", "c", "2026-01-01T00:00:00Z")
+    values = asdict(line)
+    (tmp_path / "scores.jsonl").write_bytes(encode({"basis": values.pop("fingerprint"), **values}))
+    assert ScoreJournal(tmp_path / "scores.jsonl").newest("fid", "method", "a", "b", "x@1 {}") == line
+
+
 def test_a_bad_reference_leaves_the_folder_as_it_was(call: Call, weights: dict[str, str], monkeypatch: Any) -> None:
     start(call, "metrics=fid")
     files = files_of("first")
 
-    def basis(self: Light) -> str:
+    def fingerprint(self: Light) -> str:
         raise UsageError("there is no file bad.npz")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Light, "basis", basis)
+        patch.setattr(Light, "fingerprint", fingerprint)
         assert call("run", "out=first", "n=6", "metrics=kid", "reference=bad.npz")[0] == 2
     assert files_of("first") == files
 

@@ -78,8 +78,8 @@ def test_the_error_of_an_older_speed_up_has_the_bias_of_its_criterion() -> None:
     older = with_bias(row("a", **OLDER, **cells))
     assert float(older["speedup_latency_stderr"]) == pytest.approx(math.hypot(0.03, 2 * SHIFT_BOUND))
     assert older["steps_stderr"] == "1"
-    for same in (row("a", **cells), vanilla(**OLDER), row("a", **dict.fromkeys(PAIRED, ""), **cells)):
-        assert with_bias(same) == same
+    for unchanged in (row("a", **cells), vanilla(**OLDER), row("a", **dict.fromkeys(PAIRED, ""), **cells)):
+        assert with_bias(unchanged) == unchanged
     sheet = layout.build(TABLE, "llamagen_scenes", {"sjd": row("a", **OLDER, **cells)}, [], {}, "")
     entry = next(e for e in sheet.entries if e.cells[SPEEDUP].value)
     assert entry.cells[SPEEDUP].spread == "0.10"
@@ -136,7 +136,7 @@ def test_the_shown_values_of_a_row() -> None:
     }
     for valid, seconds in (("false", set()), ("true", {"latency_s_mean", "speedup_latency"})):
         row = dict.fromkeys(COLUMNS) | base | values | {"timing_valid": valid}
-        [page_row] = report.page_data(report.Found(rows=[row]))["rows"]
+        [page_row] = report.page_data(report.ReportContent(rows=[row]))["rows"]
         assert page_row["values"].keys() & {"latency_s_mean", "speedup_latency"} == seconds
 
 

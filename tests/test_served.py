@@ -199,22 +199,25 @@ def test_an_answer_with_an_address(server: StubServer, monkeypatch: pytest.Monke
 
 def test_the_server_and_the_model_are_named(server: StubServer, tmp_path: Path) -> None:
     assert client(server).identity() == ("vllm 0.16.0", ["GLM-Image"])
-    server.told = {"/v1/models": {"data": [{"id": "janus", "owned_by": "sglang"}]}, "/server_info": {"version": "0.5"}}
+    server.versions = {
+        "/v1/models": {"data": [{"id": "janus", "owned_by": "sglang"}]},
+        "/server_info": {"version": "0.5"},
+    }
     assert client(server).identity() == ("sglang 0.5", ["janus"])
-    server.told = {"/v1/models": {"data": None}}
+    server.versions = {"/v1/models": {"data": None}}
     assert client(server).identity() == ("", [])
     unknown = configured(server, "model_name=mine", "n=1", "extra_body={seed:null}")
     note = run.run(unknown, tmp_path / "unknown").row["note"]
-    assert "the server does not tell its version" in note
+    assert "the server does not report its version" in note
     assert "the requests had no seed" in note
-    with pytest.raises(UsageError, match="does not name its model: give model_name="):
+    with pytest.raises(UsageError, match="does not name its model: set model_name="):
         run.run(configured(server), tmp_path / "run")
     row = run.run(configured(server, "model_name=mine", "server='my engine 3'", "n=1"), tmp_path / "run").row
     assert (row["model"], row["server"]) == ("mine", "my engine 3")
-    server.told = {"/version": {"version": "3"}}
+    server.versions = {"/version": {"version": "3"}}
     unnamed = configured(server, "model_name=mine", "n=2").changed(server=None)
     first = run.run(unnamed.changed(n=1), tmp_path / "told").row
-    server.told = {"/version": {"version": "4"}}
+    server.versions = {"/version": {"version": "4"}}
     with pytest.raises(UsageError, match=f"was started with weights mine by {first['server']}, not mine by"):
         run.run(unnamed, tmp_path / "told")
 
@@ -248,7 +251,6 @@ def test_requests_at_a_time_and_arrivals(server: StubServer, tmp_path: Path) -> 
     gaps = served.arrivals(5, 4000, 20.0)
     # Exponential gaps with mean 1/20: their mean has the standard error 1/20/sqrt(4000) = 0.0008, and their standard
     # deviation equals the mean within 1/20/sqrt(2000).
-    # deviation equals the mean up to 1/20/sqrt(2000).
     assert gaps.mean() == pytest.approx(0.05, abs=0.004)
     assert gaps.std() == pytest.approx(0.05, abs=0.006)
     assert (served.arrivals(5, 10, 20.0) == gaps[:10]).all()
@@ -285,7 +287,7 @@ def test_a_bad_argument_is_a_short_error(call: Call) -> None:
         with pytest.raises(UsageError, match=sentence):
             configuration.compose(arguments.split())
     code, _, err = call("bench", "engine=http", "url=http://x")
-    assert (code, "only specbench run asks it" in err) == (2, True)
+    assert (code, "use it with specbench run only" in err) == (2, True)
 
 
 def test_the_python_interface(server: StubServer, tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ def test_unsupported_features_of_an_ar_server_are_short_errors(server: StubServe
     for more, sentence in (
         ([], "processor= must be the folder"),
         ([f"processor={tmp_path}"], "cannot read processor="),
-        ([f"processor={tmp_path}", "metrics=scenes_clip"], "has codes and no images to score: leave metrics= out"),
+        ([f"processor={tmp_path}", "metrics=scenes_clip"], "has codes, but no images to score: leave out metrics="),
         ([f"processor={tmp_path}", "image_size=20x64"], "sides of at least 32 pixels"),
     ):
         with pytest.raises(UsageError, match=sentence):

@@ -133,7 +133,7 @@ def test_the_command_merges_and_names_missing_shards(home: Path, tmp_path: Path,
     for arguments, message in (
         ([*folders[:-1], f"out={tmp_path}/new"], "shard 7/8 is missing"),
         ([*folders[1:], str(other), f"out={tmp_path}/new"], "seed"),
-        ([*folders, str(home / "whole"), f"out={tmp_path}/new"], "no shard"),
+        ([*folders, str(home / "whole"), f"out={tmp_path}/new"], "not a shard"),
         ([*folders, str(tmp_path / "nothing"), f"out={tmp_path}/new"], "no run"),
         ([*folders, str(shutil.copytree(home / "1", tmp_path / "again")), f"out={tmp_path}/new"], "9 folders"),
         (folders, "out="),

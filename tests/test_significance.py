@@ -93,7 +93,7 @@ def test_a_test_uses_the_pairs(drawn: Any, tmp_path: Path) -> None:
         f"Accepted length, Cool-SD (δ=1.1) minus LANTERN++ (λ=2, k=10): measured (llamagen\\_scenes) {expected}" in text
     )
     assert "published (Lumina-mGPT 7B) t = 18.11, p \\< 1e-60" in text
-    assert "Steps of an image, Cool-SD" in text
+    assert "Steps per image, Cool-SD" in text
     assert len(bench.ran) == 2
     assert drawn(bench) == text  # nothing is decoded or compared a second time
     assert len(bench.ran) == 2
@@ -175,7 +175,7 @@ def test_several_tests_of_a_table_are_adjusted() -> None:
     equal = {"statistic": "steps", "run_a": "a", "run_b": "b", "pairs": "9", "difference": "-2.0", "p": ""}
     [_, steps, *_] = layout.build(TABLE, "m", rows, literature.load(TABLE.id), {}, "", [equal]).remarks
     assert steps.startswith(
-        "Steps of an image, Cool-SD (δ=1.1) minus LANTERN++ (λ=2, k=10): measured (m) -2.000 in each "
+        "Steps per image, Cool-SD (δ=1.1) minus LANTERN++ (λ=2, k=10): measured (m) -2.000 in each "
     )
     assert steps.endswith("of 9 pairs of images.")
 

@@ -46,9 +46,9 @@ def test_a_head_computes_the_published_formula() -> None:
     )
     with torch.inference_mode():
         outputs = heads(cells, [(0, slice(0, 1)), (2, slice(1, 2)), (4, slice(2, 5))])
-    wanted = [(0, 0), (2, 1), (4, 2), (4, 3), (4, 4)]
+    expected = [(0, 0), (2, 1), (4, 2), (4, 3), (4, 4)]
     assert outputs.shape == (2, 5, 32)
-    for row, (i, (head, cell)) in itertools.product(range(2), enumerate(wanted)):
+    for row, (i, (head, cell)) in itertools.product(range(2), enumerate(expected)):
         assert torch.allclose(outputs[row, i], plain(heads.heads[head], cells[row, cell]), atol=1e-5)
 
 

@@ -20,7 +20,7 @@ from specbench.rows import baseline, selection, sources
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import as_read, read_rows
 from specbench.rows.journal import read_records
-from specbench.rows.scores import Score, ScoreLine, Side, fingerprint, prompts_fingerprint
+from specbench.rows.scores import Score, ScoreLine, Side, images_fingerprint, prompts_fingerprint
 from specbench.storage.files import split_paths
 from specbench.tables import report
 
@@ -86,9 +86,9 @@ def test_a_store_that_cannot_be_written_fails_no_run(call: Call, monkeypatch: py
     code, out, err = call("run", "method=sjd", *SMALL, "out=one")
     assert code == 0
     assert "accepted length" in out
-    assert "the row is not added to text (file is not a database)" in err
+    assert "the row was not added to text (file is not a database)" in err
     monkeypatch.setenv("SPECBENCH_STORE", "/dev/null/results.sqlite")
-    assert "the row is not added to /dev/null/results.sqlite" in call("run", "method=sjd", *SMALL, "out=two")[2]
+    assert "the row was not added to /dev/null/results.sqlite" in call("run", "method=sjd", *SMALL, "out=two")[2]
 
 
 def test_any_mixture_of_sources(call: Call, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_scores_of_a_baseline_need_the_same_scorer(tmp_path: Path) -> None:
     cfg = configuration.compose(["method=cool_sd", "n=3", "metrics=none"])
     folder = run.run(cfg, str(tmp_path), loader=FakePipeline).folder
     images = read_records(tmp_path / "baseline.jsonl")
-    digests, prompts = fingerprint(one.sha256 for one in images), prompts_fingerprint(images)
+    digests, prompts = images_fingerprint(one.sha256 for one in images), prompts_fingerprint(images)
 
     def add(value: float | None, backend: str, side: Side = "vanilla", images_digest: str = digests) -> None:
         columns = {"image_reward": Score(value, None, backend, "")}
@@ -232,7 +232,7 @@ def test_no_other_text_is_a_number(tmp_path: Path) -> None:
         (tmp_path / "rows.csv").write_text(f'run_id,config_hash,model,method,n,fid\na,h,m,sjd,4,"{text}"\n')
         with pytest.raises(UsageError, match="fid must be a number"):
             read_rows(tmp_path / "rows.csv")
-        with pytest.raises(UsageError, match="compares with a number"):
+        with pytest.raises(UsageError, match="needs a number after"):
             selection.condition(f"n<{text}")
         assert not any(selection.condition(f"n={text}")({"n": n}) for n in (10, 12)), text
 

@@ -76,7 +76,7 @@ def test_a_suite_that_is_stopped_twice_has_the_numbers_of_single_runs(call: Call
     for _ in range(2):
         code, _, err = call("suite", "my.yaml", "out=s", "batch=2")
         assert code == 130
-        assert err.splitlines()[-1].endswith("to go on: specbench resume s")
+        assert err.splitlines()[-1].endswith("to continue: specbench resume s")
     code, out, _ = call("status", "s")
     assert "s: 8 runs, " in out
     assert " not started; " in out
@@ -187,7 +187,7 @@ def test_methods_of_other_models_are_left_out_and_named(tmp_path: Path) -> None:
 
 
 def test_a_real_model_takes_nothing_from_the_embedded_world_of_a_suite(tmp_path: Path) -> None:
-    content = {**suite_files.named("glance").held, "models": ["llamagen_scenes", "llamagen_xl"]}
+    content = {**suite_files.named("glance").content, "models": ["llamagen_scenes", "llamagen_xl"]}
     plan = suites.plan(suites.read(Source("x", content), "x"), tmp_path)
     configs = {run.cell.model: run.config for run in plan.runs if not run.timed}
     assert configs["llamagen_scenes"]["data"].startswith("scenes")
@@ -206,13 +206,13 @@ def test_a_suite_ends_with_the_missing_values(call: Call, suite: Path) -> None:
 BAD: list[tuple[Mapping[str, Any], str]] = [
     ({}, "is not a suite"),
     ({"lines": []}, "lines must be a mapping"),
-    ({"lines": {}}, "there are no lines"),
+    ({"lines": {}}, "it has no lines"),
     ({"lines": {"a": {"method": {"b": 1}}}}, "a: method must be a text"),
     ({"line": {}}, "a suite has no 'line' (choose from: "),
     ({"lines": {"a": {"method": "sjd"}}, "n": 0}, "n must be an integer of at least 1 (got 0)"),
     ({"lines": {"a": {"method": "sjd"}}, "columns": ["nope"]}, "unknown column 'nope'"),
     ({"lines": {"a": {"method": "sjd"}}, "columns": [{"fid": {"colour": 1}}]}, "columns: fid has no 'colour'"),
-    ({"lines": {"a": {"method": "sjd"}}, "seeds": [1, 1]}, "seeds names one twice"),
+    ({"lines": {"a": {"method": "sjd"}}, "seeds": [1, 1]}, "seeds contains one seed twice"),
     ({"lines": {"a": {"method": "sjd"}}, "defaults": ["nope"]}, "unknown suite 'nope'"),
     ({"lines": {"a": {"method": "sjd"}}, "figure": {"x": "n"}}, "figure needs x and y"),
     (
@@ -221,7 +221,7 @@ BAD: list[tuple[Mapping[str, Any], str]] = [
     ),
     ({"lines": {"a": {"method": "sjd"}}, "rows_of": "audit"}, "rows_of must be one of run, bench, probe"),
     ({"lines": {"a": {"method": "nope"}}}, "line a on llamagen_scenes: unknown method 'nope'"),
-    ({"lines": {"a": {"method": "sjd", "seed": 1}}, "seeds": [0]}, "line a has a seed of its own"),
+    ({"lines": {"a": {"method": "sjd", "seed": 1}}, "seeds": [0]}, "line a has its own seed"),
     ({"lines": {"a": {"method": "sjd"}, "b": {"method": "sjd"}}}, "lines a and b of bad are the same run"),
 ]
 
@@ -259,7 +259,7 @@ def test_every_shipped_suite_can_be_read_and_has_a_description() -> None:
     for name, line in parameters.choices(suite_files.GROUP).items():
         assert line.endswith("."), f"the first comment of suite/{name} is no whole sentence: {line!r}"
         source = suite_files.named(name)
-        if source.held.get("rows_of", "run") == "run":
+        if source.content.get("rows_of", "run") == "run":
             suite = suites.read(source, name)
             assert suite.table.lines
             assert suite.shared["batch"] != "1"

@@ -302,8 +302,13 @@ def test_the_statistics_of_a_chain_agree_with_each_other() -> None:
     assert [int(summary.is_accepted_draft(r).sum()) for r in made] == out.accepted.tolist()
     for image in made:
         assert sum(image.accepted_by_depth) == sum(image.accepted_per_step)
-        assert all(verified <= kept for kept, verified in zip(image.accepted_by_depth, image.verified_by_depth[1:]))
-        assert all(kept <= verified for kept, verified in zip(image.accepted_by_depth, image.verified_by_depth))
+        assert all(
+            verified <= num_accepted
+            for num_accepted, verified in zip(image.accepted_by_depth, image.verified_by_depth[1:])
+        )
+        assert all(
+            num_accepted <= verified for num_accepted, verified in zip(image.accepted_by_depth, image.verified_by_depth)
+        )
     histogram = summary.accepted_histogram(made)
     assert histogram.sum() == pytest.approx(1)
     assert histogram @ np.arange(len(histogram)) == pytest.approx(int(out.accepted.sum()) / int(out.steps.sum()))

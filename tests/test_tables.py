@@ -235,7 +235,7 @@ def test_a_line_may_have_its_own_model() -> None:
     values = definitions.named(table.overrides(lines["arpg_32"], table.model) or ())
     assert (values["model"], values["data"], values["iterations"]) == ("arpg_scenes", "scenes_classes", "32")
     assert table.overrides(lines["arpg_32"], "llamagen_xl") is None
-    assert [lines[key].of(table.model) for key in ("arpg_32", "vanilla")] == ["arpg_scenes", table.model]
+    assert [lines[key].model_on(table.model) for key in ("arpg_32", "vanilla")] == ["arpg_scenes", table.model]
     assert "model=llamagen_xl" in (table.overrides(lines["vanilla"], "llamagen_xl") or ())
 
 
@@ -257,9 +257,9 @@ def test_several_seeds_are_pooled(tables: Tables, tmp_path: Path) -> None:
     assert "mean over 3 seeds" in text
     assert "standard deviation over 3 seeds" in text
     assert tables("coolsd_significance", "--seeds", "1,2") == 0  # a test is of one seed
-    with pytest.raises(UsageError, match="has a seed of its own"):
+    with pytest.raises(UsageError, match="has its own seed"):
         tables("sjd_table3", "--seeds", "1,2")
-    with pytest.raises(UsageError, match="of one seed each"):
+    with pytest.raises(UsageError, match="with one seed each"):
         tables("relaxed_equal", "--seeds", "1,2")
 
 
@@ -382,7 +382,7 @@ def test_numbers() -> None:
         ("2.675", 2, "2.67"),
     ):
         assert layout.number(text, decimals) == shown, text
-    named = r"of row run1-.* of table coolsd_table1 is no finite number \(.*\): remove"
+    named = r"of row run1-.* of table coolsd_table1 is not a finite number \(.*\): remove"
     for bad, column in itertools.product(("nan", "inf", "-inf", "fast"), ("fid", "latency_s_std")):
         with pytest.raises(UsageError, match=named):
             _sheet({"vanilla": _row(**{column: bad})})
@@ -618,7 +618,7 @@ def test_the_weights_of_a_run_are_known_before_loading(tmp_path: Path, monkeypat
 
 
 def test_a_row_of_another_run_is_refused(tables: Tables, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is not that of specbench run model=llamagen_scenes method=vanilla"):
+    with pytest.raises(UsageError, match="does not belong to specbench run model=llamagen_scenes method=vanilla"):
         tables(TABLE.id, bench=FakeBench(config_hash="other"))
     assert not (tmp_path / "results/coolsd_table1.csv").exists()
 

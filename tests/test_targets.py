@@ -160,8 +160,9 @@ DRAFTERS = {
 }
 SAMPLING = Sampling(temperature=0.9, cfg_scale=1.5)
 #: The drafters for each family. grouped and swin differ from classes and lumina only in their networks' arithmetic,
-#: which the tests of paths inside trees cover for every family; emu3 also shares keys among heads. For these, the
-#: drafter that detects most errors is enough. anole has no new lines, so the drafter with its own cache is added.
+#: which the tests of paths inside trees cover for every family, and emu3 shares keys among heads like grouped. So
+#: grouped and swin need only the drafter that detects most errors. anole has no new lines, so the drafter with its own
+#: cache is added.
 MOST_SENSITIVE = ("draft_model", "eagle2", "medusa", "sjd_pac")
 FEW = {"grouped": ("eagle2",), "swin": ("eagle2",), "anole": ("draft_model", "eagle2")}
 
@@ -215,8 +216,8 @@ def test_a_path_inside_a_tree_has_the_logits_of_the_path_alone(family):
         for node in range(tree.nodes):
             path = [n for n in range(1, tree.nodes) if tree.ancestors[0, node, n]]
             full = torch.cat([history[row, :c], tokens[row, path]])
-            wanted = alone(family, model, numbers[row], full, guided=True)[:, -1]
-            torch.testing.assert_close(logits[[row, row + 3], node], wanted, atol=3e-4, rtol=3e-4)
+            expected = alone(family, model, numbers[row], full, guided=True)[:, -1]
+            torch.testing.assert_close(logits[[row, row + 3], node], expected, atol=3e-4, rtol=3e-4)
 
 
 def pairs(first: str, *others: str, without: tuple[str, ...] = ()) -> list[tuple[str, str]]:

@@ -30,7 +30,7 @@ class Calls(list):
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **named: self.append((name, args, named))
 
-    def of(self, name: str) -> list[tuple[Any, ...]]:
+    def by_name(self, name: str) -> list[tuple[Any, ...]]:
         return [(args, named) for called, args, named in self if called == name]
 
 
@@ -70,7 +70,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(finished: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """A finished run that no tracker has."""
     run_folder = RunFolder(finished)
-    monkeypatch.setattr(run_folder, "remember", lambda **entries: None)
+    monkeypatch.setattr(run_folder, "update_metadata", lambda **entries: None)
     return run_folder
 
 
@@ -88,16 +88,16 @@ def test_wandb_gets_a_run_of_the_same_id(folder: RunFolder, monkeypatch: pytest.
          Settings=lambda **named: named)  # fmt: skip
     monkeypatch.delenv("WANDB_DIR", raising=False)
     row = write(folder, "log=wandb", "log_project=mine")
-    [(_, init)] = calls.of("init")
+    [(_, init)] = calls.by_name("init")
     assert (init["project"], init["id"], init["resume"], init["dir"]) == ("mine", row["run_id"], "allow", str(folder))
     assert init["config"]["delta"] == 1.1
     assert init["config"]["commit"] == row["commit"]
-    [((numbers,), _)] = calls.of("log")
+    [((numbers,), _)] = calls.by_name("log")
     assert numbers["step_compression"] == row["step_compression"]
     assert numbers["contact_sheet"] == str(folder.sheet)
     assert "delta" not in numbers
     assert "speedup_latency" not in numbers  # from two pairs, which no table prints either
-    assert calls.of("finish")
+    assert calls.by_name("finish")
 
 
 def test_mlflow_gets_parameters_numbers_and_files(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,14 +107,14 @@ def test_mlflow_gets_parameters_numbers_and_files(folder: RunFolder, monkeypatch
     stub(monkeypatch, "mlflow", start_run=lambda **named: (calls.append(("start_run", (), named)), mlflow_run)[1],
          get_tracking_uri=lambda: "here", **{name: getattr(calls, name) for name in names})  # fmt: skip
     row = write(folder, "log=mlflow")
-    assert calls.of("set_experiment") == [(("specbench",), {})]
-    assert calls.of("start_run")[0][1]["tags"] == {"specbench.run_id": row["run_id"]}
-    [((parameters,), _)] = calls.of("log_params")
+    assert calls.by_name("set_experiment") == [(("specbench",), {})]
+    assert calls.by_name("start_run")[0][1]["tags"] == {"specbench.run_id": row["run_id"]}
+    [((parameters,), _)] = calls.by_name("log_params")
     assert parameters["method"] == "cool_sd"
     assert all(isinstance(value, str) for value in parameters.values())
-    [((numbers,), _)] = calls.of("log_metrics")
+    [((numbers,), _)] = calls.by_name("log_metrics")
     assert numbers == trackers.numbers(row)
-    assert [args[0] for args, _ in calls.of("log_artifact")] == [str(folder.row), str(folder.sheet)]
+    assert [args[0] for args, _ in calls.by_name("log_artifact")] == [str(folder.row), str(folder.sheet)]
 
 
 def test_tensorboard_gets_scalars_over_the_prompts(
@@ -132,8 +132,8 @@ def test_tensorboard_gets_scalars_over_the_prompts(
     row = write(folder, "log=tensorboard")
     write(folder, "log=tensorboard", f"log_dir={tmp_path}/all")
     assert made == [str(folder.path / "tensorboard"), f"{tmp_path}/all/{row['run_id']}"]
-    assert ("steps", row["steps"], 2) in [args for args, _ in calls.of("add_scalar")]
-    [image, _] = calls.of("add_image")
+    assert ("steps", row["steps"], 2) in [args for args, _ in calls.by_name("add_scalar")]
+    [image, _] = calls.by_name("add_image")
     assert image[0][1].ndim == 3
 
 

@@ -33,7 +33,7 @@ SMALL = [*MODEL, "drafter=cspd", "start=null", "n=40", "held_out=0.2", "batch=8"
 SMALL += ["validate_every=30", "precision=float32", "muon=false"]
 
 
-def trained(out: Path, *words: str) -> command.Trained:
+def trained(out: Path, *words: str) -> command.TrainingResult:
     named = {word.split("=")[0] for word in words}
     chosen = recipes.plan([*(w for w in SMALL if w.split("=")[0] not in named), *words, f"out={out}"])
     return command.train(chosen, Pipeline.load(chosen.cfg))
@@ -106,7 +106,7 @@ def test_measurements_of_paths(tmp_path: Path) -> None:
     variation is within the bounds of Pinsker and of Bretagnolle and Huber."""
     chosen = recipes.plan([*SMALL, f"out={tmp_path}"])
     task = continuous.ContinuousTask(chosen, Pipeline.load(chosen.cfg), None, trainer.Alone())
-    rule, held_out = ContinuousRule(gamma=1, criterion="path"), task.held
+    rule, held_out = ContinuousRule(gamma=1, criterion="path"), task.held_out
 
     def measured(draft: Guided, rows: Any = slice(None)) -> dict[str, float]:
         return continuous.evaluate(task.pipeline, draft, rule, task.distributions[:, rows], task.labels[rows])
@@ -119,9 +119,9 @@ def test_measurements_of_paths(tmp_path: Path) -> None:
         near.diffloss.net.final_layer.linear.bias[3:] += 1
     more = (schedule.log_betas - schedule.posterior_log_variance_clipped) / 2
     columns = measured(replace(task.target, model=near))
-    wanted = 3 * 0.5 * float(((-more).exp() - 1 + more).sum())
-    assert wanted > 0.1
-    assert columns["path_kl"] == pytest.approx(wanted, abs=4 * columns["path_kl_stderr"])
+    expected = 3 * 0.5 * float(((-more).exp() - 1 + more).sum())
+    assert expected > 0.1
+    assert columns["path_kl"] == pytest.approx(expected, abs=4 * columns["path_kl_stderr"])
     slack, distance = 4 * columns["acceptance_stderr"], 1 - columns["acceptance"]  # the total variation
-    assert slack < distance < min((wanted / 2) ** 0.5, (1 - math.exp(-wanted)) ** 0.5) + slack
+    assert slack < distance < min((expected / 2) ** 0.5, (1 - math.exp(-expected)) ** 0.5) + slack
     assert columns["tokens_per_pass"] == pytest.approx(1 / distance)

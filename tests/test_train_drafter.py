@@ -272,14 +272,14 @@ def test_mistakes_are_short_errors(tmp_path):
         return str(e.value)
 
     assert "has a training with lr=0.0001" in message("lr=1e-3")
-    assert "holds other examples (examples:" in message(
+    assert "contains other examples (examples:" in message(
         "n=11", f"examples={out / 'examples'}", folder=tmp_path / "other"
     )
-    assert "data=prompts has none" in message("source=pairs", folder=tmp_path / "other")
+    assert "data=prompts has no images" in message("source=pairs", folder=tmp_path / "other")
     assert "batch=20 is more than the 9 examples" in message("batch=20", folder=tmp_path / "third")
     (tmp_path / "empty").mkdir()
     pairs = "source=pairs", f"images={tmp_path / 'empty'}"
-    assert f"{tmp_path / 'empty'} holds no" in message(*pairs, folder=tmp_path / "other")
+    assert f"{tmp_path / 'empty'} contains no" in message(*pairs, folder=tmp_path / "other")
     shard = out / "examples" / "examples-00000.safetensors"
     before = {name: t.clone() for name, t in load_file(shard).items()}  # the file itself is memory-mapped
     shard.write_bytes(shard.read_bytes()[:1000])  # cut off: it is made again and is the same
@@ -338,16 +338,16 @@ def test_every_recipe_is_complete():
 
 WRONG = [
     (["drafter=draft_model", "features=stored"], "a draft model learns from prompts"),
-    (["drafter=eagle", "guided=true", "features=stored"], "guided=true needs each example with its prompt and"),
+    (["drafter=eagle", "guided=true", "features=stored"], "guided=true needs every example with and without"),
     (["drafter=eagle", "checkpoints=[0]"], "checkpoints must be a list of rising integers of at least 1"),
     (["drafter=eagle", "start=embedded:strongest"], "unknown eagle weights 'strongest' (choose from: "),
-    (["drafter=cspd"], "llamagen_scenes draws discrete tokens, and drafter=cspd is for continuous ones"),
-    (["drafter=eagle", "model=mar_scenes"], "and drafter=eagle is for discrete ones: use drafter=cspd"),
-    (["drafter=cspd", "model=mar_b"], "mar_b takes a model of its family as its drafter"),
+    (["drafter=cspd"], "llamagen_scenes draws discrete tokens, but drafter=cspd is for continuous tokens"),
+    (["drafter=eagle", "model=mar_scenes"], "but drafter=eagle is for discrete tokens: use drafter=cspd"),
+    (["drafter=cspd", "model=mar_b"], "the drafter of mar_b is a model of its family"),
     (["drafter=cspd", "model=mar_scenes", "labels=token"], "labels= is for drafters of discrete tokens"),
     (["drafter=eagle", "objective=path_kl"], "objective= is for drafters of continuous tokens"),
     (["drafter=eagle", "recipe=mar_scenes"], "unknown recipe for drafter=eagle 'mar_scenes' (choose from: coolsd"),
-    (["drafter=cspd", "model=mar_scenes", "objective=denoising", "guided=true"], "leave guided= out"),
+    (["drafter=cspd", "model=mar_scenes", "objective=denoising", "guided=true"], "leave out guided="),
     (["drafter=cspd", "model=mar_scenes", "objective=kl"], "objective must be one of path_kl, denoising"),
     (["scenes"], "`make train-scenes` in a clone trains the embedded models"),
     (["n=4"], "name the drafter to train: drafter="),

@@ -60,8 +60,8 @@ def test_every_official_tensor_of_janus_has_one_destination():
         facts, source = manifest(name)
         cfg = janus.configured(facts["config"]["language_model"], source)
         size = "janus_pro_" + name[10:12].lower()
-        wanted = janus.full(size)
-        assert {**vars(cfg), "vocab_size": cfg.vocab_size + janus.CODES} == vars(wanted)
+        expected = janus.full(size)
+        assert {**vars(cfg), "vocab_size": cfg.vocab_size + janus.CODES} == vars(expected)
         language, inputs = janus.layouts(source.tensors, cfg.n_layer, cfg.block)
         pixels = image_tokenizers.janus_layout(source.tensors, vq.VQConfig())
         image = janus.image(cfg.vocab_size, janus.CODES, janus.SIDE)
@@ -224,7 +224,7 @@ def save_simplear(folder, bundle):
 @torch.no_grad()
 def test_simplear_s_official_files_are_read(tmp_path):
     _, bundle = loaded("simplear_05b", *TINY)
-    for layer in bundle.target.layers:  # random models have none
+    for layer in bundle.target.layers:  # random models have no biases
         layer.attention.wqkv.bias.normal_()
     for tensor in bundle.tokenizer.parameters():  # the files store these values exactly
         tensor.copy_(tensor.bfloat16())
@@ -237,11 +237,11 @@ def test_simplear_s_official_files_are_read(tmp_path):
     ids = again.image.ids
     assert ids[:2].tolist() == [40, 41]
     assert ids[64:].tolist() == list(range(40))
-    wanted = bundle.target.state_dict()
-    wanted["output.weight"] = wanted["tok_embeddings.weight"][ids]
-    torch.testing.assert_close(dict(again.target.state_dict()), dict(wanted), rtol=0, atol=0)
+    expected = bundle.target.state_dict()
+    expected["output.weight"] = expected["tok_embeddings.weight"][ids]
+    torch.testing.assert_close(dict(again.target.state_dict()), dict(expected), rtol=0, atol=0)
     smaller = again.read_smaller(tmp_path / "target")  # a drafter of the family
-    torch.testing.assert_close(dict(smaller.state_dict()), dict(wanted), rtol=0, atol=0)
+    torch.testing.assert_close(dict(smaller.state_dict()), dict(expected), rtol=0, atol=0)
     read, original = (dict(loaded_bundle.tokenizer.state_dict()) for loaded_bundle in (again, bundle))
     torch.testing.assert_close(read, original, rtol=0, atol=0)
 
@@ -323,7 +323,7 @@ def test_older_files_of_a_tokenizer(tmp_path):
 
 def test_another_tokenizer_is_refused(tmp_path):
     save_words(tmp_path / "tokenizer.json", SIMPLEAR_WORDS)
-    with pytest.raises(UsageError, match=r"lacks the token <\|t2i\|>"):
+    with pytest.raises(UsageError, match=r"has no token <\|t2i\|>"):
         simplear.SimpleARText(tmp_path).ids()
 
 
@@ -373,7 +373,7 @@ def test_lumina2_refuses_another_tokenizer(tmp_path):
     save_words(tmp_path / "tokenizer.json", LUMINA2_WORDS)
     for name, content in (("config.json", "{}"), ("tokenizer_config.json", '{"eos_token": {"content": "<|end|>"}}')):
         (tmp_path / name).write_text(content)
-    with pytest.raises(UsageError, match="lacks the token <eoss>"):
+    with pytest.raises(UsageError, match="has no token <eoss>"):
         lumina2.Lumina2Text(tmp_path).ids()
     (tmp_path / "config.json").write_text("[")
     with pytest.raises(UsageError, match=r"config\.json: cannot read it as JSON"):

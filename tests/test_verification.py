@@ -246,22 +246,22 @@ def test_the_distribution_of_the_best_of_several_draws() -> None:
     """Against all tuples of draws; tokens of equal rank have a fixed order."""
     q, order = torch.tensor([[0.1, 0.4, 0.0, 0.3, 0.2]]), torch.tensor([[3, 0, 4, 1, 2]])
     for count in (1, 2, 3):
-        wanted = torch.zeros(5, dtype=torch.float64)
+        expected = torch.zeros(5, dtype=torch.float64)
         for drawn in itertools.product(range(5), repeat=count):
             best = max(drawn, key=order[0].tolist().index)
-            wanted[best] += q[0, list(drawn)].double().prod()
+            expected[best] += q[0, list(drawn)].double().prod()
         actual = best_of(q, order, torch.tensor([[count]]), 3)[0]
-        torch.testing.assert_close(actual.double(), wanted, atol=1e-7, rtol=1e-6)
+        torch.testing.assert_close(actual.double(), expected, atol=1e-7, rtol=1e-6)
 
 
 def test_the_distribution_of_the_best_of_a_pair() -> None:
     """Against all pairs of different tokens."""
     q, order = torch.tensor([[0.1, 0.4, 0.0, 0.3, 0.2]]), torch.tensor([[3, 0, 4, 1, 2]])
-    wanted = torch.zeros(5, dtype=torch.float64)
+    expected = torch.zeros(5, dtype=torch.float64)
     for first, second in itertools.permutations([0, 1, 3, 4], 2):
         best = max(first, second, key=order[0].tolist().index)
-        wanted[best] += float(q[0, first]) * float(q[0, second]) / (1 - float(q[0, first]))
-    torch.testing.assert_close(best_of_pair(q, order)[0].double(), wanted, atol=1e-7, rtol=1e-6)
+        expected[best] += float(q[0, first]) * float(q[0, second]) / (1 - float(q[0, first]))
+    torch.testing.assert_close(best_of_pair(q, order)[0].double(), expected, atol=1e-7, rtol=1e-6)
     sure = torch.tensor([[0.0, 1.0, 0.0]])
     assert best_of_pair(sure, torch.tensor([[0, 1, 2]])).isfinite().all()  # no second token exists
 
@@ -357,7 +357,7 @@ def test_masses_of_ratios_whose_product_overflows() -> None:
         ("gsd verification=segment", "has rule gsd: use verification=token, or rule=exact"),
         ("eagle1 verification=segment", "drafter eagle_tree drafts a tree"),
         ("sjd_sv alpha=1.5", "alpha must be 1 or less"),
-        ("vvs rule=exact verification=traversal", "tokens without verification, which verification=traversal"),
+        ("vvs rule=exact verification=traversal", "tokens without verification, and verification=traversal"),
         ("cspd model=mar_scenes verification=traversal",
          "mar_scenes has continuous tokens, which verification=traversal does not support"),
         ("sd verification=block", None),
@@ -407,14 +407,14 @@ def test_drafts_reach_the_reference_lengths(
 ) -> None:
     """The distribution of the number of tokens accepted in the first round, and the mean of T / rounds within four
     standard errors; a true value is outside in one of 16,000 cases."""
-    tables, wanted = reference(case, *keys)
+    tables, expected = reference(case, *keys)
     drafter = TabularDrafter(tables.q, paths, mode == "chosen", replacement=mode == "with")
     out = run_on_tables(verification, drafter, tables.p, IMAGES)
-    accepted = torch.tensor(wanted["accepted_law"], dtype=torch.float64)
+    accepted = torch.tensor(expected["accepted_law"], dtype=torch.float64)
     assert tiny.fit(out.trace.accepted[:, 0], accepted) > ALPHA
     ratio = out.tokens.shape[1] / out.steps.double()
     error = float(ratio.std() / len(ratio) ** 0.5)
-    assert abs(float(ratio.mean()) - wanted["tokens_per_round_mean_of_ratios"]) < 4 * error
+    assert abs(float(ratio.mean()) - expected["tokens_per_round_mean_of_ratios"]) < 4 * error
 
 
 @needs_values
@@ -428,13 +428,13 @@ def test_drafts_reach_the_reference_lengths(
 def test_the_audit_reports_the_reference_lengths(words: str, keys: tuple[str, ...]) -> None:
     """`tokens_per_step` is the mean of T / rounds, which for L = 3 is 0.35 above T / mean rounds. A number in [1, most]
     with mean m has a variance of at most (most - m) (m - 1); four standard errors of it are below 0.1."""
-    tables, wanted = reference("block_b", *keys)
+    tables, expected = reference("block_b", *keys)
     method = audit.assemble(configuration.compose(f"method={words}".split()), tables)
     row = audit.measure(method, tables, IMAGES, margin=1)
     assert row["verdict"] == "lossless"
     for column, mean, most in (
-        ("tokens_per_step", wanted["tokens_per_round_mean_of_ratios"], tables.length),
-        ("accepted_length", wanted["first_round_length"], len(wanted["accepted_law"])),
+        ("tokens_per_step", expected["tokens_per_round_mean_of_ratios"], tables.length),
+        ("accepted_length", expected["first_round_length"], len(expected["accepted_law"])),
     ):
         error = ((most - mean) * (mean - 1) / IMAGES) ** 0.5
         assert abs(row[column] - mean) < 4 * error < 0.1

@@ -143,7 +143,7 @@ def test_missing_or_wrong_parts_are_named(folder: Path) -> None:
     (folder / vqascore.TEXT / vqascore.TOKENIZER).write_text("{")
     with pytest.raises(UsageError, match="is not a readable tokenizer"):
         metric("vqascore").scorer()
-    with pytest.raises(UsageError, match="pads an image to a square, of 8192 pixels a side at most, not 9000x10"):
+    with pytest.raises(UsageError, match="pads an image to a square of at most 8192 pixels per side, not 9000x10"):
         vqascore.padded(np.zeros((10, 9000, 3), np.uint8))
     with pytest.raises(UsageError, match=r"unknown model of vqascore 'base' \(choose from: xl, xxl"):
         vqascore.VQAScore(ScoringContext(folder, folder), {"model": "base"})

@@ -58,9 +58,9 @@ def test_the_path_by_hand() -> None:
 def test_the_rounds_by_hand() -> None:
     """Rounds 1, 1 + i, ... commit a path, in one step with the next round; round 1 does not for an image with few
     tokens."""
-    for interval, wanted in ((2, [0, 1, 1, 1, 1, 1]), (3, [0, 1, 0, 1, 0, 1]), (5, [0, 1, 0, 0, 0, 1])):
+    for interval, expected in ((2, [0, 1, 1, 1, 1, 1]), (3, [0, 1, 0, 1, 0, 1]), (5, [0, 1, 0, 0, 0, 1])):
         rounds, count = torch.zeros(1, dtype=torch.int64), torch.tensor([6])
-        assert [int(skips(interval).due(rounds, count, 50)) for _ in range(6)] == wanted
+        assert [int(skips(interval).due(rounds, count, 50)) for _ in range(6)] == expected
     rounds = torch.zeros(3, dtype=torch.int64)
     due_rounds = [skips(3).due(rounds, torch.tensor([5, 6, 50]), 50).tolist() for _ in range(2)]
     assert due_rounds == [[False] * 3, [False, True, False]]
@@ -173,7 +173,7 @@ def test_the_head_reads_the_last_existing_hidden_states(rule: Any, fewer: bool) 
 
 
 def test_the_audit_refutes_vvs() -> None:
-    """Of EAGLE-2's trees and the exact rule, which are lossless without it."""
+    """With EAGLE-2's trees and the exact rule, which are lossless without skips."""
     model, words = models.built_in("v2t10"), "method=vvs rule=exact nodes=3 depth=2 width=2"
     assert tiny.verdict(f"{words} interval=2", model, 4000) == "not lossless"
     assert tiny.verdict(f"{words} interval=1000", model, 4000) != "not lossless"

@@ -1,4 +1,4 @@
-"""A LlamaGen small enough to enumerate: 2x2 tokens, five codes, random weights; and what tests do with decodings."""
+"""A LlamaGen small enough to enumerate: 2x2 tokens, five codes, random weights; and helpers for tests of decodings."""
 
 from __future__ import annotations
 
@@ -91,16 +91,17 @@ def prompts(count: int, same: bool = False) -> Conditioning:
 def teacher(model: LlamaGen, tokens: Tensor, features: Tensor) -> Tensor:
     """Hidden states (N, P - 1 + T, dim) over prefix and tokens[:, :-1] in one pass; entry P - 1 + t predicts token t.
     tokens (N, T), features (N, P, caption_dim)."""
-    given = Conditioning(features, torch.ones(features.shape[:2], dtype=torch.bool))
-    return model.uncached(model.condition(given, False), tokens[:, :-1])
+    conditioning = Conditioning(features, torch.ones(features.shape[:2], dtype=torch.bool))
+    return model.uncached(model.condition(conditioning, False), tokens[:, :-1])
 
 
 def sequence_probs(model: LlamaGen, cond: Conditioning, cfg_scale: float) -> Tensor:
-    """Of every token sequence under one prompt, (V**T,), first token most significant, without any cache."""
+    """The probability of every token sequence under one prompt, (V**T,), first token most significant, without any
+    cache."""
     sequences = torch.tensor(list(itertools.product(range(VOCAB), repeat=model.cfg.block_size)))
     index = torch.zeros(len(sequences), dtype=torch.int64)
-    both = model.condition(Conditioning(cond.features[index], cond.valid[index]), True)
-    hidden = model.uncached(both, sequences[:, :-1].repeat(2, 1))[:, PREFIX - 1 :]
+    prefix = model.condition(Conditioning(cond.features[index], cond.valid[index]), True)
+    hidden = model.uncached(prefix, sequences[:, :-1].repeat(2, 1))[:, PREFIX - 1 :]
     kept, dropped = model.head(hidden).chunk(2)  # with the caption, and without
     probs = (dropped + cfg_scale * (kept - dropped)).softmax(-1)
     return probs.gather(-1, sequences.unsqueeze(-1)).squeeze(-1).double().prod(1)
@@ -116,24 +117,24 @@ def verdict(words: str, model: Any, samples: int, **options: Any) -> str:
 
 
 def rng(images: int | Iterable[int], seed: int = 0, device: str = "cpu") -> RandomStreams:
-    """images: how many, or their numbers."""
+    """images: their number, or their indices."""
     return RandomStreams([(seed, i) for i in (range(images) if isinstance(images, int) else images)], device)
 
 
 def results(out: Decoded[Any]) -> dict[str, Any]:
-    """What a decoding gives, but for the seconds."""
-    found = vars(out) | vars(out.trace)
-    return {name: x for name, x in found.items() if name not in ("seconds", "draft_s", "trace")}
+    """The results of a decoding, without the seconds."""
+    values = vars(out) | vars(out.trace)
+    return {name: x for name, x in values.items() if name not in ("seconds", "draft_s", "trace")}
 
 
 def image(out: Decoded[Any], row: int) -> list[Any]:
-    """What a decoding gives of one row."""
+    """The results of a decoding for one row."""
     return [x[row] for x in results(out).values()]
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Bit for bit: tensors, and lists and dictionaries of them; a NaN, which stands for what was not computed, equals
-    another one."""
+    """Equal bit for bit: tensors, and lists and dictionaries of them. A NaN, which means not computed, equals another
+    NaN."""
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(equal(a[name], b[name]) for name in a)
     if isinstance(a, list):
@@ -143,10 +144,10 @@ def equal(a: Any, b: Any) -> bool:
     return a == b
 
 
-def fit(found: Tensor, probs: Tensor) -> float:
-    """p-value of a chi-square test of numbers (N,) against their probabilities; those of small expectation are
+def fit(counts: Tensor, probs: Tensor) -> float:
+    """p-value of a chi-square test of numbers (N,) against their probabilities; numbers of small expectation are
     pooled."""
-    seen, expected = torch.bincount(found, minlength=len(probs)).double(), probs * len(found)
+    seen, expected = torch.bincount(counts, minlength=len(probs)).double(), probs * len(counts)
     assert seen[probs == 0].sum() == 0, "what has probability zero was drawn"
     small = expected < 5
     observed = torch.cat([seen[~small], seen[small].sum()[None]])

@@ -28,7 +28,7 @@ VISION: dict[str, Any] = {
 
 
 def make(weights: Path) -> Path:
-    """the VQA model's folder below the one of metrics' weights."""
+    """Makes the VQA model's folder in the folder of metrics' weights."""
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
     folder = weights / qwen3_vl.FOLDER
@@ -54,7 +54,7 @@ def make(weights: Path) -> Path:
 
 @pytest.fixture
 def vqa_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of weights with the small VQA model, which reads images of 64 x 64 as they are."""
+    """A folder of weights with the small VQA model, which reads images of 64 x 64 without resizing."""
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(qwen3_vl, "LEAST", 32**2)
     make(tmp_path / "weights")

@@ -1,1 +1,1 @@
-"""Golden checks, one module a family; see scripts/check_golden.py."""
+"""Golden checks, one module per family; see scripts/check_golden.py."""

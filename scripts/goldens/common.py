@@ -1,4 +1,4 @@
-"""Code that the checks of all families share."""
+"""Common code of the checks of all families."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Compared = Iterator[Pair]
 
 
 class Tensors(dict[str, Tensor]):
-    """A golden's tensors by name; `read` are the names that a check has asked for."""
+    """A golden's tensors by name; `read` has the names that a check has read."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__(tensors)
@@ -37,7 +37,7 @@ class Tensors(dict[str, Tensor]):
         return super().__getitem__(name)
 
     def named(self, start: str, end: str = "") -> list[str]:
-        """The outputs start*end of the golden, without "out/", in the order of the number between both."""
+        """The outputs start*end of the golden, without "out/", sorted by the number between start and end."""
         start = f"out/{start}"
         names = [n for n in self if n.startswith(start) and n.endswith(end) and n[len(start) : len(n) - len(end)]]
         middle = {name: name[len(start) : len(name) - len(end)] for name in names}
@@ -46,9 +46,9 @@ class Tensors(dict[str, Tensor]):
 
 
 def read(path: Path) -> tuple[dict[str, Any], Tensors]:
-    """What a golden's .json states, and its tensors. The parameters and the configuration of a golden without
-    parameters of its own, which names another one of its set in "parameters" or "model", are that one's: its
-    configuration is in "language_model". Raises UsageError for a file that is unusable."""
+    """The metadata of a golden's .json, and its tensors. A golden without parameters names another one of its set in
+    "parameters" or "model": it then has that golden's parameters, and that golden's configuration in "language_model".
+    Raises UsageError for a file that is unusable."""
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
         tensors = load_file(path.with_suffix(".safetensors"))
@@ -66,7 +66,7 @@ def read(path: Path) -> tuple[dict[str, Any], Tensors]:
 
 
 def weights(t: Tensors, part: str = "") -> dict[str, Tensor]:
-    """Parameters by their official names, the parameters of a `part` without its name."""
+    """Parameters by their official names; the parameters of a `part` without the name of the part."""
     names = {name: name.removeprefix("param/").removeprefix(part) for name in t if name.startswith("param/")}
     return {short: t[name].float() for name, short in names.items()}
 
@@ -83,7 +83,7 @@ def load(
 
 
 def guided(logits: Tensor, scale: float) -> Tensor:
-    """Logits (B, *) of (2B, *), the conditional rows first; at scale 1 those alone."""
+    """Logits (B, *) of (2B, *), the conditional rows first; at scale 1 the conditional rows alone."""
     return Sampling(cfg_scale=scale).apply_guidance(logits) if scale != 1 else logits[: len(logits) // 2]
 
 
@@ -105,5 +105,5 @@ def paths(tree: Tree, row: int = 0) -> Tensor:
 
 
 def in_order(rows: Tensor) -> Tensor:
-    """The released order of paths is another one."""
+    """Sorted paths, because the released order of paths differs."""
     return torch.tensor(sorted(rows.tolist()))

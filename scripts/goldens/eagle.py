@@ -44,7 +44,7 @@ def drafter(t: Tensors, c: Config) -> EagleNetwork:
 
 
 class Chain:
-    """Feeds entries in order, to all rows at once; `usable` (rows, slots) are those that may be attended to."""
+    """Feeds entries in order, to all rows at once; entries may attend to the slots in `usable` (rows, slots)."""
 
     def __init__(self, eagle: EagleNetwork, usable: Tensor, padding: Tensor) -> None:
         self.eagle, self.usable, self.padding = eagle, usable, padding
@@ -107,7 +107,7 @@ class Recorded(LanguageSession):
 
 
 def trees(t: Tensors, c: Config) -> Compared:
-    """The dynamic tree in its rounds, and the candidates of the static one, with greedy drafting."""
+    """The dynamic tree with its rounds, and the candidates of the static one, with greedy drafting."""
     head, hidden, ids = weights(t)["lm_head.weight"], t["in/hidden"], t["in/ids"]
     images, prefix_length = len(hidden) // 2, hidden.shape[1]
     sampling = Sampling(0.0, cfg_scale=c["cfg_scale"])

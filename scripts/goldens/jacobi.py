@@ -45,7 +45,7 @@ class Session:
         return self
 
     def forced(self, positions: Tensor) -> None:
-        """The released windows begin at random where the grammar forces a token, too."""
+        """Does nothing: the released windows also begin at random where the grammar forces a token."""
 
     def constrain(self, logits: Tensor, positions: Tensor) -> Tensor:
         only = self.forced_tokens[positions.clamp_max(self.length - 1)].unsqueeze(-1)
@@ -60,8 +60,8 @@ class Session:
 
 
 class Recorded(RandomStreams):
-    """The numbers of a recorded run: those that verify, (n,) per step with the first draft's at 0, and those that give
-    the recorded new tokens, by step and position."""
+    """The numbers of a recorded run: the ones for verification, (n,) per step with the first draft's at 0, and the ones
+    that give the recorded new tokens, by step and position."""
 
     def __init__(self, verifying: list[Tensor], fresh: list[dict[int, int]], codes: int) -> None:
         super().__init__([(0, 0)])
@@ -97,7 +97,7 @@ class Late(BuiltIn):
 
 
 def replayed(session: Any, drafter: BuiltIn, rule: Rule, sampling: Sampling, rng: Recorded) -> list[tuple[int, Tensor]]:
-    """Per step how many tokens there were, and the ids of the drafts that exist; at the end the image itself."""
+    """Per step the number of tokens before it and the ids of the drafts that exist; at the end the image itself."""
     config: Any = DecoderConfig(session, drafter, rule, sampling)
 
     def most_likely(probs: Tensor, u: Tensor, kernels: Any = None) -> Tensor:
@@ -122,8 +122,8 @@ def table(rows: list[tuple[int, Tensor]]) -> Tensor:
 
 
 def lumina2_sjd(t: Tensors, c: Config) -> Compared:
-    """Every fed draft and every token; and the model's own output of each pass. The first passes give the tokens before
-    the image, by themselves."""
+    """Every fed draft and every token, and the model's own output of each pass. The first passes give the tokens before
+    the image, one by one."""
     ids, (rows, columns), first = c["ids"], c["latent_grid"], c["no_guidance_passes"]
     image = image_tokens(torch.arange(ids["img0"], ids["img1"] + 1), rows, columns, ids["newline"], [ids["end"]])
     prompt, tokens = t["in/prompt"][0], t["out/tokens"][0]
@@ -149,7 +149,8 @@ def lumina2_sjd(t: Tensors, c: Config) -> Compared:
 
 
 def outputs(model: Unified, streams: list[Tensor], t: Tensors) -> Compared:
-    """The model's output at the last id fed of each pass, of whole sequences, and the place of that id."""
+    """The model's output at the last id fed in each pass, computed from whole sequences, and the position of that
+    id."""
     tokens, logits, places = torch.cat([streams[0], t["out/tokens"][0]]), [], []
     for place, n, row in zip(t["out/first_place"].tolist(), t["out/row_length"].tolist(), t["out/input_rows"]):
         whole = torch.cat([tokens[:place], row[:n]])
@@ -161,8 +162,8 @@ def outputs(model: Unified, streams: list[Tensor], t: Tensors) -> Compared:
 
 
 def simplear_sjd(t: Tensors, c: Config) -> Compared:
-    """Every fed draft and every token. The recorded run accepts the first draft of a pass in any case: from the third
-    pass on that is the token of the last rejection, which is committed at once here."""
+    """Every fed draft and every token. The recorded run always accepts the first draft of a pass: from the third pass
+    on that is the token of the last rejection, which is committed at once here."""
     count, size = c["image_tokens"], c["language_model"]["vocab_size"]
     model = unified(t, c["language_model"], count)
     prompts = [t["in/prompt"][0], t["in/negative"][0]]
@@ -178,7 +179,7 @@ def simplear_sjd(t: Tensors, c: Config) -> Compared:
 
 
 def known(fed: list[tuple[int, Tensor]], count: int) -> list[tuple[int, Tensor]]:
-    """The drafts inside the image; of the first pass, which has none here, the padding ids that it feeds."""
+    """The drafts inside the image. For the first pass, which has no drafts here: the padding ids that it feeds."""
     first, *others = fed
     return [(first[0], torch.zeros(count - first[0], dtype=torch.int64)), *((n, row[: count - n]) for n, row in others)]
 

@@ -51,7 +51,7 @@ def every_layer(model: Unified, prefix: Prefix, tokens: Tensor) -> list[Tensor]:
 
 
 def split(t: Tensors) -> Prompts:
-    """The padded batch of a golden as prompts. A negative prompt may be one for all rows."""
+    """The padded batch of a golden as prompts. All rows may share one negative prompt."""
     valid, no_valid = t["in/attention_mask"].bool().chunk(2)
     if "in/both" in t:
         ids, no_ids = t["in/both"].chunk(2)
@@ -73,7 +73,7 @@ def alone(model: Unified, ids: Tensor, valid: Tensor, tokens: Tensor) -> tuple[l
 
 
 def last(rows: list[Tensor], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Our rows (n, *) and a golden's (B, m, *), as far as both go, from the end: only the golden's have padding."""
+    """Our rows (n, *) and a golden's (B, m, *), cut from the end to the same length: only the golden's have padding."""
     n = min(like.shape[1], *(len(row) for row in rows))
     return torch.stack([row[-n:] for row in rows[: len(like)]]), like[:, -n:]
 
@@ -121,8 +121,8 @@ def sizes(t: Tensors) -> list[tuple[str, int, int]]:
 
 
 def image_grammar(t: Tensors, c: Config, build_image: Callable[[int, int], ImageTokens]) -> Compared:
-    """Which ids are allowed at each position of an image of a width and a height, how many follow the image start, and
-    the ids of the first and last code and of the grammar's tokens."""
+    """The ids allowed at each position of an image with this width and height, the number of positions after the image
+    start, and the ids of the first and last code and of the grammar's tokens."""
     for name, width, height in sizes(t):
         image = build_image(width, height)
         ours, codes = kinds(image.grammar.forced, image.grammar.codes, [1, 2]), image.grammar.codes
@@ -173,7 +173,7 @@ def emu3_image_grammar(t: Tensors, c: Config) -> Compared:
 
 
 def of_streams(logits: Tensor, hidden: Tensor) -> Compared:
-    """What both streams of guidance compute."""
+    """The outputs of both streams of guidance."""
     for name, x, y in zip(("cond", "uncond"), logits.chunk(2), hidden.chunk(2), strict=True):
         yield f"{name}_logits", x
         yield f"{name}_hidden", y
@@ -243,7 +243,7 @@ def simplear_lm(t: Tensors, c: Config) -> Compared:
     yield "greedy_tokens", image, drawn
     yield "greedy_margin", margin(mixed(logits))
     drawn_ids = simplear.image(c["tokenizer_length"], codes, c["grid"]).ids.argsort()[image]
-    yield "greedy_codes", simplear.known(drawn_ids, codes).view_as(t["out/greedy_codes"])
+    yield "greedy_codes", simplear.image_codes(drawn_ids, codes).view_as(t["out/greedy_codes"])
 
 
 CHECKS = {

@@ -1,4 +1,4 @@
-"""LlamaGen: text- and class-conditional, official and LANTERN's layout."""
+"""LlamaGen: text- and class-conditional, in the official layout and in LANTERN's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specbench.models.loading.llamagen_official import from_lantern
 
 
 def config(c: Config) -> LlamaGenConfig:
-    """From the official names of hyper-parameters."""
+    """The configuration from the official names of hyper-parameters."""
     classes = c["num_classes"] if c.get("model_type") == "c2i" else 0
     same = ("dim", "n_layer", "n_head", "n_kv_head", "ffn_hidden", "vocab_size", "cls_token_num", "caption_dim")
     rest = ("block_size", "rope_base", "norm_eps")
@@ -25,7 +25,7 @@ def config(c: Config) -> LlamaGenConfig:
 
 
 def steps(session: LanguageSession, rows: int, history: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Logits and hidden states of the decode steps through the cache: before the first token, then after each."""
+    """Logits and hidden states of the decode steps through the cache: before the first token, then after each token."""
     out, empty = [], trees.build([])
     for step in range(history.shape[1] + 1):
         tokens = history[:, max(0, step - 1) : max(1, step)]
@@ -101,7 +101,7 @@ def llamagen_t2i(t: Tensors, c: Config) -> Compared:
 
 
 def llamagen_c2i(t: Tensors, c: Config) -> Compared:
-    """One pass without a cache, and where the golden has them the cached steps and greedy images."""
+    """One pass without a cache, and the cached steps and greedy images if the golden has them."""
     model = load(lambda: LlamaGen(config(c)), weights(t), naming.llamagen(c["n_layer"], text=False))
     labels, tokens = t["in/labels"], t["in/step_tokens"]
     conditioning = ClassConditioning(labels)

@@ -22,7 +22,7 @@ LOOSER = {"p_pred_xstart": 50.0}
 
 
 def config(c: Config) -> MARConfig:
-    """From the official names of hyper-parameters."""
+    """The configuration from the official names of hyper-parameters."""
     parts = {f"{part}_{ours}": c[f"{part}_{official}"] for part in ("encoder", "decoder") for ours, official in _SAME}
     return MARConfig(
         **parts,
@@ -107,7 +107,7 @@ def head(model: MAR, t: Tensors, c: Config) -> Compared:
 
 
 def sampling(model: MAR, t: Tensors, c: Config) -> Compared:
-    """The trajectory from our own tokens: each iteration reads the tokens that we sampled before it."""
+    """The trajectory from our own tokens: each iteration reads the tokens that earlier iterations sampled."""
     labels, orders = t["in/labels"], t["in/orders"]
     rows, length = orders.shape
     tokens = torch.zeros(rows, length, model.cfg.token_dim)

@@ -41,13 +41,14 @@ def tokenizer(model: VQModel, t: Tensors, c: Config) -> Compared:
 
 
 def margin(vectors: Tensor, codebook: Tensor) -> Tensor:
-    """By how much the second nearest code is farther from each of vectors (n, D), in squared distances (n,)."""
+    """The squared distance of the second nearest code minus the squared distance of the nearest one (n,), for vectors
+    (n, D)."""
     nearest = (vectors[:, None] - codebook).square().sum(-1).topk(2, largest=False).values
     return nearest[:, 1] - nearest[:, 0]
 
 
 def llamagen_vq(t: Tensors, c: Config, part: str = "") -> Compared:
-    """part: where the tokenizer's tensors are one part of a larger checkpoint, its name."""
+    """part: the name of the tokenizer's part of a larger checkpoint, or ""."""
     cfg = VQConfig(
         codebook_size=c["codebook_size"],
         codebook_embed_dim=c["codebook_embed_dim"],
@@ -75,8 +76,8 @@ def lumina2_movqgan(t: Tensors, c: Config) -> Compared:
 
 
 def taming(t: Tensors, c: Config, spatial: bool) -> Generator[Pair, None, VQModel]:
-    """A tokenizer in taming-transformers' layout, with attention where the nominal resolution says; spatial: with the
-    decoder's norms of MoVQGAN. Returns it."""
+    """Checks and returns a tokenizer in taming-transformers' layout, with attention at the nominal resolutions;
+    spatial: with the norms of MoVQGAN in the decoder."""
     attending = tuple(i for i in range(len(c["ch_mult"])) if c["resolution"] / 2**i in c["attn_resolutions"])
     cfg = VQConfig(
         codebook_size=c["n_embed"],

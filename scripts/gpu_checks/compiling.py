@@ -52,7 +52,8 @@ SPILLS: dict[tuple[str, str | None, int | None], int] = {("_attend", None, 120):
 
 
 class NoDevice:
-    """What Triton asks a driver for when it compiles: the target, and its number, which is the compute capability."""
+    """The values that Triton asks a driver for when it compiles: the target, and its number, which is the compute
+    capability."""
 
     def __init__(self, capability: int) -> None:
         self.capability = capability
@@ -69,8 +70,8 @@ class NoDevice:
 
 @dataclass(frozen=True)
 class Specialisation:
-    """A kernel by module and name, a compute capability, and how a start specialises the kernel, as this version of
-    Triton writes it in JSON: types and constants of the arguments, which are divisible by 16, options."""
+    """A kernel by module and name, a compute capability, and the specialisation of a start, in the JSON of this version
+    of Triton: types and constants of the arguments, the arguments that are divisible by 16, options."""
 
     module: str
     kernel: str
@@ -83,7 +84,7 @@ class Specialisation:
 
     @property
     def types(self) -> dict[str, str]:
-        """By argument, and by number within a tuple; "constexpr" of a constant, which a size of 1 is, too."""
+        """Types by argument, and by number within a tuple; "constexpr" for a constant, also for a size of 1."""
         types: dict[str, str] = {}
         for name, kind in json.loads(self.start)["signature"].items():
             parts = enumerate(kind) if isinstance(kind, list) else [("", kind)]
@@ -155,7 +156,7 @@ def started(work: Iterable[Callable[[], object]], capability: int = 90) -> list[
 
 
 def steps(cases: Any = STEPS) -> list[Callable[[], None]]:
-    """Steps of the real sizes, and other ways of verification."""
+    """Steps at the real sizes, and other verifications."""
     verifications = (
         partial(verify_on_shapes, BlockVerification(), chain_paths(5), 16384),
         partial(verify_on_shapes, Selected(), parse("mc_sim_7b_63"), 16384, True),
@@ -166,7 +167,7 @@ def steps(cases: Any = STEPS) -> list[Callable[[], None]]:
 
 
 def later_stages() -> list[Callable[[], None]]:
-    """What stages 2, 3 and 7 start, so that they find it compiled."""
+    """The kernels that stages 2, 3 and 7 start, so that they are compiled before."""
     passes = [partial(parity.pass_on_shapes, *case) for case in parity.passes(real=True)]
     methods = itertools.product(speed.TARGETS, speed.METHODS.values())
     timed = [partial(step_on_shapes, target, *case[:2], 1, torch.bfloat16, case[2]) for target, case in methods]
@@ -174,7 +175,7 @@ def later_stages() -> list[Callable[[], None]]:
 
 
 def tuning_on_shapes() -> list[Callable[[], None]]:
-    """What tuning tries in stages 4 and 6."""
+    """The tiles that tuning tries in stages 4 and 6."""
     return [partial(candidates_on_shapes, name, *case) for name, case in (*gates.TUNED.items(), *experiments.TUNED)]
 
 
@@ -203,7 +204,7 @@ def case_on_shapes(target: str, drafter: str, rule: str, engine: str) -> None:
 
 
 def rules_on_shapes(vocabulary: int) -> list[Rule]:
-    """Rules that start the kernels of token-wise verification in other ways than the exact one, on the meta device. The
+    """Rules on the meta device that start the kernels of token-wise verification in other ways than the exact rule. The
     last one needs most registers."""
     near = torch.empty(vocabulary, 1001, dtype=torch.int64, device="meta")
     return [
@@ -219,7 +220,7 @@ def rules_on_shapes(vocabulary: int) -> list[Rule]:
 def verify_on_shapes(
     verification: Verification, paths: list[Path], vocabulary: int, replacement: bool = False, rule: Rule | None = None
 ) -> None:
-    """The verification of a draft, on the meta device; rule: the exact one where it is None."""
+    """The verification of a draft on the meta device; rule: None means the exact rule."""
     tree, rule = build(paths).to("meta"), rule or exact()
     tokens = torch.zeros(1, tree.nodes, dtype=torch.int64, device="meta")
     p, valid = torch.empty(1, tree.nodes, vocabulary, device="meta"), torch.empty_like(tokens, dtype=torch.bool)
@@ -249,10 +250,9 @@ def step_on_shapes(
 
 
 def compiled(spec: Specialisation) -> dict[str, Any]:
-    """What ptxas reports: {"kernel", "label", "capability", "registers", "spills" and "shared" in bytes, "copies":
-    asynchronous copies, "scalars": loads of one number of 16 or 32 bits, "seconds"}, or "error", or "unknown" where
-    this ptxas does not know the capability. The binary is in Triton's cache afterwards, where the start that it was
-    noted of finds it."""
+    """The report of ptxas: {"kernel", "label", "capability", "registers", "spills" and "shared" in bytes, "copies":
+    asynchronous copies, "scalars": loads of one number of 16 or 32 bits, "seconds"}, or "error", or "unknown" if this
+    ptxas does not know the capability. The binary is then in Triton's cache, where the recorded start finds it."""
     row: dict[str, Any] = {"kernel": spec.kernel, "label": spec.label, "capability": spec.capability}
     began, log = time.perf_counter(), io.StringIO()
     driver.set_active(NoDevice(spec.capability))
@@ -278,14 +278,15 @@ def compiled(spec: Specialisation) -> dict[str, Any]:
 
 
 def all_compiled(jobs: list[Specialisation], workers: int) -> Iterator[dict[str, Any]]:
-    """`compiled` of all jobs, in some processes, copies of this one, which has used no device; as they come."""
+    """`compiled` of all jobs, as they finish, in several forked processes; this process must not have used a device."""
     os.environ |= REPORTING
     with ProcessPoolExecutor(workers, get_context("fork")) as pool:
         yield from pool.map(compiled, jobs)
 
 
 def faults(row: dict[str, Any]) -> list[str]:
-    """What a report breaks: no register may be spilled except as `SPILLS` says, and shared memory must suffice."""
+    """The limits that a report exceeds: no register may be spilled except as in `SPILLS`, and shared memory must
+    suffice."""
     if "error" in row or "unknown" in row:
         return [row["error"]] if "error" in row else []
     capability, version = row["capability"], triton.__version__
@@ -299,7 +300,8 @@ def faults(row: dict[str, Any]) -> list[str]:
 
 
 def jobs() -> list[Specialisation]:
-    """A quick look: some steps for Hopper, and one specialisation of each of their kernels for one of two others."""
+    """A quick look: some steps for Hopper, and one specialisation of each of their kernels for one of two other
+    devices."""
     few = steps(FEW)
     of_each = [{spec.kernel: spec for spec in started(few, capability)} for capability in (89, 100)]
     other = [of_each[number % 2][kernel] for number, kernel in enumerate(of_each[0])]
@@ -320,7 +322,7 @@ def _extremes(specs: list[Specialisation]) -> list[Specialisation]:
 
 
 def checks(fast: bool) -> Iterator[results.Check]:
-    """For this device; without one, one specialisation of each kernel of a step for Hopper."""
+    """For this device; without a device, one specialisation of each kernel of one step for Hopper."""
     os.environ |= REPORTING
     tried: list[Specialisation] = []
     cuda = torch.cuda.is_available()
@@ -341,7 +343,7 @@ def checks(fast: bool) -> Iterator[results.Check]:
 
 
 def _tried(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """A tile that spills, or does not compile, is only not chosen."""
+    """A tile that spills or does not compile is no failure: tuning does not choose it."""
     broken = sum(bool(faults(row)) for row in rows)
     return {"note": f"{len(rows)} compiled; {broken} spill or need too much shared memory"}
 
@@ -354,7 +356,7 @@ def _checked(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """A JSON line for each specialisation."""
+    """Prints one line of JSON per specialisation."""
     for row in all_compiled(jobs(), 2):
         print(json.dumps(row), flush=True)
 

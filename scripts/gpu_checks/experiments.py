@@ -87,12 +87,12 @@ def of_passes(passes: Mapping[str, Pass], numerator: str, denominator: str, deci
 
 
 def worth(most: float, yes: str, no: str) -> Decision:
-    """One of two decisions: yes, where the ratio is at most so much."""
+    """A decision: `yes` if the ratio is at most `most`, otherwise `no`."""
     return lambda ratio: f"{yes if ratio <= most else no}, limit {most:g}"
 
 
 def one_more_node(nodes: int) -> dict[str, Any]:
-    """Of windows of `nodes` tokens, which have as many nodes and the root."""
+    """Compares a pass of `nodes` + 1 nodes (a window of `nodes` tokens and the root) with a pass of `nodes` nodes."""
     kernels = FusedKernels(gates.stored_tiles())
     kernels.tune(gates.network("7b").layers, (nodes, nodes + 1), gates.ROWS, CONTEXT["7b"])
     ms = timed({str(n): recorded_pass("7b", n, recorded(kernels)).run for n in (nodes, nodes + 1)})
@@ -110,8 +110,8 @@ INDUCTOR = {
 
 
 def inductor_blocks(name: str, nodes: int) -> dict[str, Any]:
-    """Blocks are compiled once for all layers, without a device by PyTorch's own operations. Ours have tuned tiles,
-    since Inductor tunes its own."""
+    """Blocks are compiled once for all layers; without a device by PyTorch's own operations. Our kernels have tuned
+    tiles, since Inductor tunes its own."""
     kernels = FusedKernels(gates.stored_tiles())
     kernels.tune(gates.network(name).layers, (nodes,), gates.ROWS, CONTEXT[name])
     traced = torch.compile(call_block, backend="aot_eager", fullgraph=True, dynamic=False)

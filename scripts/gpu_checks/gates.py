@@ -1,5 +1,5 @@
-"""The gates: times of recorded steps and passes, next to what the measured bandwidth allows; and the ten most expensive
-kernels of some steps. Without a device the same is done on small shapes, and nothing is timed."""
+"""The gates: times of recorded steps and passes, next to the limit of the measured bandwidth; and the ten most
+expensive kernels of some steps. Without a device the same is done on small shapes, and nothing is timed."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ SMALL_MAR = MARConfig.even(16, 1, 1, length=4, buffer=2, head_depth=1, head_widt
 
 
 def checks(fast: bool) -> Iterator[results.Check]:
-    """Tiles are tuned before the gates of their target, or read where an earlier run has tuned them."""
+    """The tiles of a target are tuned before its gates, or read if an earlier run has tuned them."""
     first = next(iter(STEPS))
     xl, large = (
         {name: partial(_step, *case) for name, case in STEPS.items() if case[0] == target} for target in ("xl", "7b")
@@ -88,14 +88,14 @@ def checks(fast: bool) -> Iterator[results.Check]:
 
 
 def profiles(fast: bool) -> Iterator[results.Check]:
-    """fast: the one whose step has no gate."""
+    """The profiles of all cases; fast: only the case whose step has no gate."""
     for name, case in PROFILES.items():
         if not fast or name == "XL LANTERN tree of 26":
             yield name, partial(_most_expensive, *case)
 
 
 def small() -> bool:
-    """Whether there is no device: sizes are those for Triton's interpreter."""
+    """Whether there is no device: then the sizes are for Triton's interpreter."""
     return not torch.cuda.is_available()
 
 
@@ -108,25 +108,25 @@ def device_name() -> str:
 
 
 def recorder() -> Recorder:
-    """Of CUDA graphs; where nothing can be recorded, the work is done."""
+    """Records CUDA graphs; without a device, runs the work directly."""
     return at_once if small() else cuda_graphs
 
 
 @lru_cache
 def speed() -> float:
-    """Bytes a second that this device reads."""
+    """Bytes per second that this device reads."""
     return floor.bandwidth(device())
 
 
 def of_time(measured: float, read: int) -> dict[str, Any]:
-    """A line of a time in ms; read: bytes that must be read."""
+    """The row of a time in ms; read: the bytes that must be read."""
     least = 1e3 * read / speed()
     row = {"measured": measured, "floor": least, "unit": "ms", "device": device_name()}
     return row | {"share_of_bandwidth": least / measured}
 
 
 def line(measured: float, gate: float, read: int, aim: float | None = None) -> dict[str, Any]:
-    """See `of_time`: of a time whose gate holds on an H200."""
+    """See `of_time`, for a gate that holds on an H200."""
     here = next((value for part, value in BANDWIDTH.items() if part in device_name()), speed())
     longer = 1e3 * read * (1 / here - 1 / BANDWIDTH["H200"])
     row = of_time(measured, read) | {"gate": gate + longer, "ok": not measured > gate + longer}
@@ -134,22 +134,22 @@ def line(measured: float, gate: float, read: int, aim: float | None = None) -> d
 
 
 def stored_tiles() -> Tiles:
-    """The tiles that were tuned for this device, in the folder of the results, if there is one."""
+    """The tiles tuned for this device, in the folder of the results if there is one."""
     folder = os.environ.get("OUT")
     return Tiles.load(Path(folder) / results.TILES) if folder else Tiles()
 
 
 @lru_cache(1)
 def network(name: str) -> Any:
-    """A target at its full size; one is kept at a time."""
+    """A target at its full size; only one is kept at a time."""
     if small():
         return models.target(name, "cpu", torch.bfloat16, 2 if name == "xl" else 1, small=True)
     torch.cuda.empty_cache()
     return models.target(name, "cuda", torch.bfloat16, LAYERS[name])
 
 
-def _given(name: str) -> Any:
-    """What one image is conditioned on."""
+def _conditioning(name: str) -> Any:
+    """The conditioning of one image."""
     return models.conditioning(name, 1, device().type, network(name).output.weight.dtype, small())
 
 
@@ -163,13 +163,13 @@ def recorded(
     kernels: FusedKernels | None,
 ) -> tuple[Action, int]:
     """A function that replays the recorded step of one image at the position `context` (default: the middle of the
-    image); and the bytes that the step must read. rule: one of `recording.RULES` (default: exact); kernels: None for
+    image), and the bytes that the step must read. rule: one of `recording.RULES` (default: exact); kernels: None for
     engine=graph."""
     model, here = network(name), device()
     drafting = models.drafter(drafter, model, here.type, model.output.weight.dtype, small(), 0 if small() else window)
     chosen = exact() if rule is None else RULES[rule](model.vocab_size)
     config = DecoderConfig(model, drafting, chosen, models.SAMPLING[name])
-    decoding = Decoding(config, _given(name), RandomStreams([(0, 0)], here), kernels=kernels)
+    decoding = Decoding(config, _conditioning(name), RandomStreams([(0, 0)], here), kernels=kernels)
     before = decoding.session.prefix_length
     context = before + decoding.total // 2 if context is None or small() else context
     decoding.history.random_(0, decoding.session.codes)
@@ -194,10 +194,10 @@ class Pass:
 
 
 def recorded_pass(name: str, nodes: int, engine: Graphs) -> Pass:
-    """A pass of a target over a chain of nodes, the root included: the inputs, the layers and the head, of one image
-    with guidance."""
+    """A pass of a target over a chain of nodes including the root: inputs, layers and head, for one image with
+    guidance."""
     model, here, nodes = network(name), device(), min(nodes, MOST_DRY) if small() else nodes
-    session = model.open(_given(name), 1, True, nodes)
+    session = model.open(_conditioning(name), 1, True, nodes)
     if engine.kernels is not None:
         session.use(engine.kernels)
     tree = build(chain_paths(nodes - 1)).to(here)
@@ -277,7 +277,7 @@ def _diffusion() -> dict[str, Any]:
 def _most_expensive(
     name: str, drafter: str, window: int, context: int | None, rule: str | None = None
 ) -> dict[str, Any]:
-    """By name: microseconds and launches a step."""
+    """The most expensive kernels by name: microseconds and launches per step."""
     step, _ = recorded(name, drafter, window, context, rule, kernels=FusedKernels(stored_tiles()))
     synchronize = (lambda: None) if small() else torch.cuda.synchronize
     if not small():  # recording has done it once

@@ -76,12 +76,12 @@ def _target(name: str, layers: int, small: bool, side: int | None) -> nn.Module:
 
 
 def near(size: int, count: int = 8) -> Tensor:
-    """Neighbours (size, count) of codes: those that follow."""
+    """Neighbours (size, count) of codes: the codes that follow each one."""
     return (torch.arange(size)[:, None] + torch.arange(1, count + 1)) % size
 
 
 def made(build: Callable[[], nn.Module], device: str, dtype: torch.dtype) -> Any:
-    """A network with random weights, created on its device: the host never holds it."""
+    """A network with random weights, created on its device and not in the memory of the host."""
     torch.manual_seed(0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -96,13 +96,13 @@ def made(build: Callable[[], nn.Module], device: str, dtype: torch.dtype) -> Any
 def target(
     name: str, device: str, dtype: torch.dtype, layers: int, small: bool = False, side: int | None = None
 ) -> Any:
-    """One of `TARGETS` with so many layers; small: of a size for Triton's interpreter; side: rows and columns of an
-    image, where they differ from the real model's."""
+    """One of `TARGETS` with this number of layers; small: at a size for Triton's interpreter; side: rows and columns of
+    an image, if they differ from the real model's."""
     return made(lambda: _target(name, layers, small, side), device, dtype)
 
 
 def conditioning(name: str, images: int, device: str, dtype: torch.dtype, small: bool = False) -> Any:
-    """What images of `target(name)` are conditioned on; without guidance's padding for LlamaGen, padded for others."""
+    """The conditioning of images of `target(name)`; without padding for LlamaGen, padded for others."""
     length = 3 if small else PROMPT[name]
     valid = torch.ones(images, length, dtype=torch.bool)
     if name == "xl":
@@ -115,7 +115,7 @@ def conditioning(name: str, images: int, device: str, dtype: torch.dtype, small:
 
 
 def drafter(name: str, model: Any, device: str, dtype: torch.dtype, small: bool = False, window: int = 0) -> Any:
-    """One of `DRAFTERS` or `PARALLEL` for a target; window: the length of windows, where it is not the usual one."""
+    """One of `DRAFTERS` or `PARALLEL` for a target; window: the length of windows, if it is not the usual one."""
     shape = like_shape(model)
     tree = parse("[[0],[1],[0,0],[0,1],[1,0]]" if small else "mc_sim_7b_63")
     window = window or (4 if small else 32)

@@ -46,7 +46,7 @@ def checks(fast: bool) -> Iterator[results.Check]:
 
 
 def passes(real: bool) -> list[tuple[str, int, int]]:
-    """Targets, nodes and images; few where the sizes are not the real ones."""
+    """Targets, nodes and images; only few if the sizes are not the real ones."""
     if real:
         return list(itertools.product(models.TARGETS, NODES, (1, 2)))
     return [(name, nodes, 1) for name, nodes in zip(models.TARGETS, NODES)]

@@ -1,4 +1,4 @@
-"""What the functions of the Python interface return."""
+"""The results of the functions of the Python interface."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class RunImages(Sequence["Image"]):
-    """Images of a run, read from their files on access."""
+    """The images of a run, read from their files on access."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = list(paths)
@@ -50,8 +50,8 @@ class RunImages(Sequence["Image"]):
 class RunResult:
     """A finished run.
 
-    folder: its files; row: column -> value, None where it was not measured (docs/metrics.md explains the columns);
-    config: every parameter.
+    folder: its files; row: column -> value, None if it was not measured (docs/metrics.md explains the columns);
+    config: all parameters.
     """
 
     folder: Path
@@ -60,16 +60,17 @@ class RunResult:
 
     @cached_property
     def records(self) -> pd.DataFrame:
-        """A line per image, by the number of the image, which is that of its prompt: counts, times and statistics, as
-        `specbench.rows.journal.Record`. Further images of a prompt have the numbers of `specbench.config.indices`."""
+        """One row per image: its counts, times and statistics, as in `specbench.rows.journal.Record`. The index is the
+        image's number, which is the number of its prompt; `specbench.config.indices` numbers further images of a
+        prompt."""
         import pandas as pd
 
         return pd.DataFrame([asdict(record) for record in self._records]).set_index("index")
 
     @cached_property
     def traces(self) -> pd.DataFrame:
-        """A line per target forward pass, by image and step (from 1): `accepted`, the draft tokens that it
-        accepted inside the image."""
+        """One row per target forward pass, by image and step (from 1). `accepted`: the number of draft tokens inside
+        the image that it accepted."""
         import pandas as pd
 
         steps = [(r.index, s, a) for r in self._records for s, a in enumerate(r.accepted_per_step, 1)]
@@ -77,8 +78,8 @@ class RunResult:
 
     @cached_property
     def breakdown(self) -> pd.DataFrame:
-        """A line per category of prompt, length of caption and band of positions, as `specbench breakdown` prints them.
-        UsageError for images that a server decoded."""
+        """One row per prompt category, caption length and band of positions, as `specbench breakdown` prints them.
+        Raises UsageError for images that a server decoded."""
         import pandas as pd
 
         from specbench.compare import breakdown, passes
@@ -92,12 +93,12 @@ class RunResult:
 
     @property
     def sheet(self) -> Image:
-        """The contact sheet: the first images with their captions, next to vanilla's."""
+        """The contact sheet: the first images with their captions, next to the vanilla images."""
         return _opened(self.folder / "contact_sheet.png")
 
     @property
     def baseline(self) -> Path | None:
-        """The vanilla images that were decoded for the speed-up, as `specbench.compare` takes them; None without."""
+        """The folder of the vanilla images that were decoded for the speed-up, for `specbench.compare`; or None."""
         return self.folder / "baseline" if (self.folder / "baseline.jsonl").is_file() else None
 
     @cached_property
@@ -105,10 +106,10 @@ class RunResult:
         from specbench.config.indices import of_row
         from specbench.rows.journal import read_of
 
-        found = read_of(self.folder / "records.jsonl", of_row(self.row))
-        if found is None:
-            raise UsageError(f"{self.folder} has lost records of its row: run it again with `specbench resume`")
-        return found
+        records = read_of(self.folder / "records.jsonl", of_row(self.row))
+        if records is None:
+            raise UsageError(f"{self.folder}: records of its row are missing: run it again with `specbench resume`")
+        return records
 
     def __repr__(self) -> str:
         from specbench.rows import report_text
@@ -124,7 +125,7 @@ class ComparisonResult:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """A line per statistic: means, difference, interval, p-values and effect size; the columns are those of
+        """One row per statistic: means, difference, interval, p-values and effect size. The columns are the same as in
         `specbench compare out=FILE.csv`."""
         import pandas as pd
 
@@ -146,15 +147,15 @@ class AuditResult:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """A line per model and size of draft."""
+        """One row per model and draft size."""
         import pandas as pd
 
         return pd.DataFrame(self.rows)
 
     @property
     def verdict(self) -> str:
-        """Over all rows: "not lossless" if one is; "undecided" if the p-value or the limit of one leaves it open, or if
-        no row exercised a part of the method; else "lossless"."""
+        """The verdict over all rows: "not lossless" if this holds for a row; "undecided" if the p-value or the limit of
+        a row is inconclusive, or if no row exercised a part of the method; else "lossless"."""
         from specbench.audit import verdicts
 
         return verdicts.verdict(self.rows)
@@ -169,9 +170,9 @@ class AuditResult:
 class DecodedPrompts:
     """B images that were decoded together.
 
-    tokens: (B, T) int64, or (B, T, D) float32 of continuous tokens; pixels: (B, H, W, 3) uint8; steps: (B,) target
-    forward passes of the decode phase; drafted, accepted: (B,) draft tokens that were verified and accepted; seconds:
-    from the first target forward to the last token, of all together; trace: statistics of every step, as tensors.
+    tokens: (B, T) int64, or (B, T, D) float32 for continuous tokens; pixels: (B, H, W, 3) uint8; steps: (B,) target
+    forward passes of the decode phase; drafted, accepted: (B,) draft tokens that were verified, and accepted; seconds:
+    from the first target forward to the last token of the batch; trace: statistics of every step, as tensors.
     """
 
     prompts: Sequence[str]
@@ -187,15 +188,15 @@ class DecodedPrompts:
     @property
     def accepted_length(self) -> np.ndarray:
         """(B,) tokens per target forward pass."""
-        found: np.ndarray = self.tokens.shape[1] / self.steps
-        return found
+        length: np.ndarray = self.tokens.shape[1] / self.steps
+        return length
 
     @property
     def images(self) -> list[Image]:
-        """The images, which a notebook shows."""
+        """The images, which a notebook can display."""
         from PIL import Image
 
-        return [Image.fromarray(one) for one in self.pixels]
+        return [Image.fromarray(image) for image in self.pixels]
 
 
 def _opened(path: Path) -> Image:

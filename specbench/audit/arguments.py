@@ -50,7 +50,7 @@ ARGUMENTS = {
     "out": Parameter("path", "a .csv file for the rows; it is rewritten atomically after every row"),
 }
 
-#: The meaning of every column, in order: first the columns of the original design, then those that identify a row.
+#: The meaning of every column, in order: first the main columns, then those that further identify a row.
 COLUMNS = {
     "method": "the preset",
     "V": "tokens of the vocabulary",

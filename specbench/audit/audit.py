@@ -64,7 +64,7 @@ def assemble(cfg: Mapping[str, Any], model: Subject, device: torch.device = CPU)
         if model.target.causal:
             check_causal(method.rule)
         return method
-    sampling, on_device_model = Sampling.of(cfg, cfg["cfg_scale"] if model.guided else 1.0), model.on(device)
+    sampling, on_device_model = Sampling.from_config(cfg, cfg["cfg_scale"] if model.guided else 1.0), model.on(device)
     config = build_method({**cfg, "emitted_draws": 0}, on_device_model, on_device_model.drafter(cfg), sampling)
     return Method(cfg, config, device, _fused(device))
 

@@ -54,7 +54,7 @@ def planned(arguments: Sequence[str], all_presets: bool = False, of_variants: bo
 
     Raises UsageError for bad arguments, a bad file of tables, and a path that cannot be written to.
     """
-    words = command_line.read(arguments, own=ARGUMENTS)
+    words = command_line.read(arguments, command_arguments=ARGUMENTS)
     implied = [word for word in configuration.implied(words) if _key(word) not in ("data", "metrics")]
     settings, overrides = _sorted_out([*words, *implied])
     samples = settings.get("audit.samples", SAMPLES)
@@ -260,7 +260,7 @@ def presets(
     presets = [
         [f"method={name}", *(f"variant={variant}" for variant in version)]
         for name in parameters.choices("method")
-        for version in ([[variant] for variant in variants.of(name)] if of_variants else [[]])
+        for version in ([[variant] for variant in variants.names(name)] if of_variants else [[]])
     ]
     for preset in presets:
         accepted, name = [*preset, *parts], " ".join(preset).removeprefix("method=")

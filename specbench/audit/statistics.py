@@ -102,7 +102,7 @@ def of_grams(tables: Tables, n: int) -> list[Marginal]:
 
 
 def total_variation(counts: Tensor, probs: Tensor) -> float:
-    """Of the empirical distribution of the counts from a distribution."""
+    """The total variation between the empirical distribution of the counts and a distribution."""
     return 0.5 * float((counts / counts.sum().clamp_min(1) - probs).abs().sum())
 
 

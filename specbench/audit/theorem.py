@@ -5,9 +5,8 @@ In the theorem the residual G depends only on the prefix. A rule whose residual 
 the same output distribution as one that draws from the mean of its residuals over the rejected tokens, and that mean is
 a G of the theorem's form.
 
-From one round to a sequence of many: let P_t be the distribution of T tokens of which the first t come from the method
-and the others from the target. P_0 is the target's distribution, P_T the method's. P_t and P_{t-1} differ only in token
-t, so
+From one round to a sequence of many: let P_t be the distribution of T tokens, the first t from the method and the
+others from the target. P_0 is the target's distribution, P_T the method's. P_t and P_{t-1} differ only in token t, so
 
     TV(P_t, P_{t-1}) <= sum over prefixes and depths d of  Pr(prefix, token t is verified at depth d)
                         * 1/2 sum_x |Q(x) f_d(x) - P(x) + G_d(x) Pr(rejection)|,

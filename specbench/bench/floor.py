@@ -58,7 +58,7 @@ def of_drafts(drafter: Any, target: Language) -> int:
 def passes(target: Any, drafter: Any) -> list[tuple[nn.Module, str]]:
     """The methods, with their owners, that are the network passes of a step, including the drafter's."""
     drafting = [(each.owner, each.method) for each in _of_drafter(drafter, target) if each.method]
-    return [(target, "hidden" if target.order is None else "at_fronts"), (target, "head"), *drafting]
+    return [(target, "hidden" if target.order is None else "hidden_at_positions"), (target, "head"), *drafting]
 
 
 def of_cache(model: Language, rows: int, context: int) -> int:

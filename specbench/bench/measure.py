@@ -217,7 +217,7 @@ def _single_nodes(
 
 
 def _against_floors(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Times relative to the bytes that must be read; those of recorded steps and passes if they exist."""
+    """Times relative to the bytes that must be read; recorded steps and passes are used if they exist."""
     step, vanilla, forward = (values.get(f"{name}_ms") for name in _RECORDED)
     shares = {
         "recorded_floor_share": values["step_floor_ms"] / step if step else None,

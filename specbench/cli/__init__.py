@@ -1,4 +1,4 @@
-"""`specbench`: the sub-commands, and how a mistake is reported. A bad argument costs one sentence and exit code 2.
+"""`specbench`: the sub-commands and the report of mistakes. A bad argument costs one sentence and exit code 2.
 
 Set SPECBENCH_DEBUG=1 to see tracebacks. Importing this module imports neither torch nor Hydra.
 """
@@ -17,7 +17,7 @@ from specbench.errors import RunError, UsageError
 from specbench.storage.package import __version__
 
 _HEAD = """\
-specbench: how much faster, and how much worse, an autoregressive image model becomes under a decoding method
+specbench: how a decoding method changes the speed and the quality of an autoregressive image model
 
 usage: specbench COMMAND ...
 
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return fail(e, USAGE)
     except RunError as e:
         return fail(e, FAILED)
-    except BrokenPipeError:  # `specbench list | head -1`; what is left to print goes nowhere
+    except BrokenPipeError:  # `specbench list | head -1`; the remaining output goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except KeyboardInterrupt as e:
@@ -76,16 +76,16 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _complete(arguments: list[str]) -> int:
-    """The shell's query `specbench -sc query=bash` for the line in COMP_LINE: completes the sub-command and its own
-    arguments; Hydra completes those of a run."""
+    """Answers the shell's query `specbench -sc query=bash` for the line in COMP_LINE: completes the sub-command and its
+    arguments. Hydra completes the arguments of a run."""
     folders, words = including.split(os.environ.get("COMP_LINE", "").split(" "))
     with including.included(folders):
         if len(words) == 2:
             print(" ".join(name for name in COMMANDS if name.startswith(words[1])))
             return 0
         if len(words) > 2 and words[1] not in ("run", "bench", "probe", "audit"):
-            offered = commands.find(words[1]).offered(words[-1]) if words[1] in COMMANDS else []
-            print(" ".join(offered))
+            offers = commands.find(words[1]).completions(words[-1]) if words[1] in COMMANDS else []
+            print(" ".join(offers))
             return 0
         from specbench.cli.run import by_hydra
 

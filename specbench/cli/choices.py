@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from specbench.cli.arguments import CommandLine, Own, Words, command
+from specbench.cli.arguments import Argument, CommandLine, Words, command
 from specbench.config import parameters, registry
 from specbench.errors import UsageError, unknown
 from specbench.storage import home
@@ -17,33 +17,33 @@ GROUPS = "models methods drafters rules data metrics protocols suites plugins".s
     "list",
     {
         "GROUP": Words(f"any of {', '.join(GROUPS)} (default: all)", offers=lambda: GROUPS),
-        "--json": Own(
+        "--json": Argument(
             "flag", "as JSON: name, line, weights (true, false, null: needs none), plugin (null: specbench's own)"
         ),
     },
 )
 def main(line: CommandLine) -> int:
-    """The choices for a run, and whether their weights are here."""
-    for given in line.words:
-        if given not in GROUPS and f"{given}s" not in GROUPS:
-            raise unknown("group", given, GROUPS)
+    """The choices for a run, and whether their weights exist on this machine."""
+    for group in line.words:
+        if group not in GROUPS and f"{group}s" not in GROUPS:
+            raise unknown("group", group, GROUPS)
     wanted = [name for name in GROUPS if not line.words or {name, name.removesuffix("s")} & set(line.words)]
-    found = {name: _plugins() if name == "plugins" else _entries(name) for name in wanted}
+    by_group = {name: _plugins() if name == "plugins" else _entries(name) for name in wanted}
     if line["--json"]:
-        print(json.dumps(found, indent=1, ensure_ascii=False))
+        print(json.dumps(by_group, indent=1, ensure_ascii=False))
         return 0
-    for title, entries in found.items():
+    for title, entries in by_group.items():
         print(title)
         width = max((len(entry["name"]) for entry in entries), default=0)
         for entry in entries:
-            mark = {True: "  [weights here]", False: "  [weights absent]", None: ""}[entry["weights"]]
+            mark = {True: "  [weights here]", False: "  [weights missing]", None: ""}[entry["weights"]]
             origin = f"  [{entry['plugin']}]" if entry["plugin"] else ""
             print(f"  {entry['name']:<{width}}  {entry['line']}{origin}{mark}")
     return 0
 
 
 def _entries(title: str) -> list[dict[str, Any]]:
-    """Name, line and presence of weights (None: needs none) of every choice of a group."""
+    """Name, line and presence of weights (None: needs no weights) of every choice of a group."""
     group = title if title == "metrics" else title.removesuffix("s")
     about = {"metrics": _of_metric, "model": _of_model, "drafter": _of_drafter}.get(group, lambda _: ("", None))
     entries = []
@@ -67,7 +67,7 @@ def _of_metric(name: str) -> tuple[str, bool | None]:
     more = f" Column {', '.join(columns)}: {parameters.found_choices().columns[columns[0]].better} is better."
     try:
         return more, not metrics.missing(name, metrics.ScoringContext(metrics.ASSETS, home.metrics_folder()))
-    except UsageError as e:  # of a plug-in
+    except UsageError as e:  # raised by a plug-in
         return f"{more} {e}", None
 
 
@@ -79,7 +79,7 @@ def _of_model(name: str) -> tuple[str, bool | None]:
 
 
 def _of_drafter(name: str) -> tuple[str, bool | None]:
-    """As of a model; the weights are those for the embedded target."""
+    """See `_of_model`; the weights are those for the embedded target."""
     network = registry.drafter_network(name)
     if network is None:
         return "", None
@@ -89,10 +89,10 @@ def _of_drafter(name: str) -> tuple[str, bool | None]:
 
 def _plugins() -> list[dict[str, Any]]:
     """Every plug-in with its choices."""
-    found = parameters.found_choices()
+    available = parameters.found_choices()
     entries = []
-    for plugin in found.plugins:
-        every = ((group, *one) for group, choices in sorted(found.choices.items()) for one in choices.items())
-        names = [f"{group}={name}" for group, name, one in every if one.plugin == plugin]
+    for plugin in available.plugins:
+        every = ((group, *choice) for group, choices in sorted(available.choices.items()) for choice in choices.items())
+        names = [f"{group}={name}" for group, name, choice in every if choice.plugin == plugin]
         entries.append(_entry(plugin.label, f"{', '.join(names) or 'no choice'}, from {plugin.conf}"))
     return entries

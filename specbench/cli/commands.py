@@ -1,4 +1,4 @@
-"""The sub-commands: where each is, and with which exit code it ends.
+"""The sub-commands: their functions, one-line descriptions and exit codes.
 
 Importing this module imports neither torch nor Hydra.
 """
@@ -16,30 +16,30 @@ from specbench.errors import plain, unknown
 if TYPE_CHECKING:
     from specbench.harness.planned import PlannedRun
 
-#: Sub-command -> the function that takes its arguments and returns the exit code, and what it is for, in one line. Its
-#: arguments are declared with it.
+#: Sub-command -> its function, which takes the arguments and returns the exit code, and one line on its purpose. Its
+#: arguments are declared with the function.
 COMMANDS = {
     "run": ("run:main", "decode prompts, score the images, time them against vanilla AR, write one row"),
-    "status": ("folders:status", "how far the runs in a folder are: done, left, speed, time left, failures"),
-    "resume": ("folders:resume", "go on with the run in a folder"),
-    "merge": ("folders:merge", "one run of the shards of a run (shard=1/8 and so on)"),
-    "list": ("choices:main", "models, methods, drafters, rules, data, metrics, and whether their weights are here"),
-    "fetch": ("fetch:main", "weights of the real models and metrics, and data: sizes and licences first"),
+    "status": ("folders:status", "progress of the runs in a folder: done, left, speed, time left, failures"),
+    "resume": ("folders:resume", "continue the run in a folder"),
+    "merge": ("folders:merge", "make one run of its shards (shard=1/8 and so on)"),
+    "list": ("choices:main", "models, methods, drafters, rules, data, metrics, and which weights are here"),
+    "fetch": ("fetch:main", "download weights and data; shows sizes and licences first"),
     "evaluate": ("images:evaluate", "score existing images from any source"),
-    "compare": ("rows:compare", "two runs, image by image: paired tests, intervals, effect sizes"),
+    "compare": ("rows:compare", "compare two runs image by image: paired tests, intervals, effect sizes"),
     "breakdown": ("rows:breakdown", "acceptance, steps and speed-up by category of prompt, caption length, position"),
-    "reference": ("images:reference", "statistics of real images, for FID and the like"),
-    "audit": ("measurements:audit", "is a method lossless? measured on models whose distribution is known"),
-    "bench": ("measurements:bench", "milliseconds per step, part by part, next to the memory floor"),
-    "probe": ("measurements:probe", "a target's confidence in its tokens, and the earlier tokens it attends to"),
-    "suite": ("tables:suite", "several methods, models, prompts and seeds, as one YAML names them: one table"),
-    "tables": ("tables:main", "the papers' tables, measured next to published"),
+    "reference": ("images:reference", "statistics of real images, for FID and similar metrics"),
+    "audit": ("measurements:audit", "test whether a method is lossless, on models whose distribution is known"),
+    "bench": ("measurements:bench", "milliseconds of each part of a step, next to the memory floor"),
+    "probe": ("measurements:probe", "a target's confidence in its tokens, and the earlier tokens that it depends on"),
+    "suite": ("tables:suite", "run several methods, models, prompts and seeds from one YAML file, and draw a table"),
+    "tables": ("tables:main", "the papers' tables: measured values next to published ones"),
     "show": ("rows:show", "rows of runs on the screen: filter, sort, group; seeds pooled"),
     "collect": ("rows:collect", "rows from folders, CSV, Parquet and stores in one file"),
     "report": ("sharing:report", "one page of results to read and share: leaderboard, plots, images, audits"),
-    "push": ("sharing:push", "rows of runs, or a drafter, into a repository of a hub, with a card"),
-    "train": ("drafters:train", "a drafter for a target"),
-    "convert": ("drafters:convert", "an EAGLE drafter to and from LANTERN's layout"),
+    "push": ("sharing:push", "send rows of runs, or a drafter, to a repository of a hub, with a card"),
+    "train": ("drafters:train", "train a drafter for a target"),
+    "convert": ("drafters:convert", "convert an EAGLE drafter to and from LANTERN's layout"),
 }
 
 #: Exit codes: docs/long_runs.md describes them.
@@ -47,8 +47,8 @@ USAGE, FAILED, UNMEASURED, DEGENERATE, STOPPED = 2, 1, 3, 4, 130
 
 
 def code_of(runs: Sequence[PlannedRun]) -> int:
-    """Prints what the rows of these runs, here or in their folders, must not be used without, and returns the exit
-    code: for degenerate images, else for metrics without a value."""
+    """Prints warnings on the rows of these runs and returns the exit code: for degenerate images, else for metrics
+    without a value. A run without a row here has one in its folder, or none."""
     from specbench.rows.csv_files import read_rows
     from specbench.rows.degenerate import why_failed
 
@@ -56,8 +56,8 @@ def code_of(runs: Sequence[PlannedRun]) -> int:
         path = run.folder / "row.csv"
         return run.row or (next(iter(read_rows(path)), None) if path.is_file() else None)
 
-    rows = [(run, found) for run in runs if (found := row(run))]
-    failed = [(run, why) for run, found in rows if (why := why_failed(found))]
+    rows = [(run, cells) for run in runs if (cells := row(run))]
+    failed = [(run, why) for run, cells in rows if (why := why_failed(cells))]
     for run, why in failed:
         print(f"specbench: {plain(f'{run.name}: {why}' if len(runs) > 1 else why)}", file=sys.stderr)
     code = _unmeasured(rows, len(runs))
@@ -66,25 +66,25 @@ def code_of(runs: Sequence[PlannedRun]) -> int:
 
 def _unmeasured(rows: Sequence[tuple[PlannedRun, Mapping[str, Any]]], count: int) -> int:
     """Prints a line for every metric that has no value in some of these rows of `count` runs, and returns the exit
-    code. Of a single run only what was asked for: its own report has the others."""
+    code. For a single run only the metrics that were requested by name: its own report has the others."""
     from specbench.rows.remarks import unmeasured
 
-    absent = [(run, unmeasured(run.config.metrics, found)) for run, found in rows]
+    absent = [(run, unmeasured(run.config.metrics, row)) for run, row in rows]
     asked = any(run.asked and reasons for run, reasons in absent)
     names: dict[tuple[str, str], list[str]] = {}
     for run, reasons in absent if asked or count > 1 else ():
         for item in reasons.items():
             names.setdefault(item, []).append(run.name)
     lines = []
-    for (metric, reason), some in names.items():
-        shown = ", ".join(some[:3]) + (", ..." if some[3:] else "")
-        where = f" in {len(some)} of {count} runs ({shown})" if count > 1 else ""
+    for (metric, reason), labels in names.items():
+        shown = ", ".join(labels[:3]) + (", ..." if labels[3:] else "")
+        where = f" in {len(labels)} of {count} runs ({shown})" if count > 1 else ""
         lines.append(f"{metric} has no value{where}: {reason}")
     return missing(lines, asked)
 
 
 def missing(lines: Sequence[str], asked: bool = True) -> int:
-    """Prints what has no value, and returns the exit code; asked: whether some of it was asked for by name."""
+    """Prints what has no value, and returns the exit code; asked: whether some of it was requested by name."""
     for text in lines:
         print(f"specbench: {plain(text)}", file=sys.stderr)
     return UNMEASURED if asked and lines else 0
@@ -93,7 +93,7 @@ def missing(lines: Sequence[str], asked: bool = True) -> int:
 def fail(what: object, code: int) -> int:
     if debug() and isinstance(what, BaseException):
         raise what
-    print(f"specbench: {plain(what)}", file=sys.stderr)  # names and cells of untrusted files
+    print(f"specbench: {plain(what)}", file=sys.stderr)  # it may contain names and cells of untrusted files
     return code
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specbench.cli.arguments import CommandLine, Own, command
+from specbench.cli.arguments import Argument, CommandLine, command
 from specbench.config import command_line
 from specbench.errors import UsageError
 
@@ -16,7 +16,7 @@ from specbench.errors import UsageError
 def train(line: CommandLine) -> int:
     """Trains a drafter for a target: makes its examples, trains, and writes weights with their card. After an
     interruption, the same command resumes. Several GPUs: accelerate launch --module specbench.cli train drafter=...
-    Recipes: conf/recipes.yaml; further arguments are a run's: model, weights, data, seed, temperature, ...
+    Recipes: conf/recipes.yaml. It also takes a run's arguments: model, weights, data, seed, temperature, ...
 
       specbench train drafter=eagle                                                   the embedded target's, in minutes
       specbench train drafter=eagle model=llamagen_xl images=laion_coco               LANTERN's recipe
@@ -38,23 +38,23 @@ def train(line: CommandLine) -> int:
 @command(
     "convert",
     {
-        "drafter_weights=DIR": Own(
+        "drafter_weights=DIR": Argument(
             "path",
-            "folder of the drafter: LANTERN's files, config.json among them, or specbench.safetensors",
+            "folder of the drafter: LANTERN's files, including config.json, or specbench.safetensors",
             required=True,
         ),
-        "model=NAME": Own("string", "the target that it was trained for", required=True),
-        "out=DIR": Own(
+        "model=NAME": Argument("string", "the target that it was trained for", required=True),
+        "out=DIR": Argument(
             "path",
             "folder of the other layout: config.json and pytorch_model.bin, or specbench.safetensors",
             required=True,
         ),
-        "reduced=": Own("flag", "true for the reduced model of that name", default="false"),
+        "reduced=": Argument("flag", "true for the reduced model of that name", default="false"),
     },
 )
 def convert(line: CommandLine) -> int:
-    """Writes an EAGLE drafter that is in LANTERN's layout in this project's own format, and one that is in this format
-    in LANTERN's layout, which its code reads. (Runs read both.)
+    """Converts an EAGLE drafter: from LANTERN's layout into this project's own format, or from this format into
+    LANTERN's layout, which its code reads. (Runs read both.)
 
       specbench convert drafter_weights=drafters/llamagen_xl/eagle model=llamagen_xl out=for_lantern
     """
@@ -69,5 +69,5 @@ def convert(line: CommandLine) -> int:
     if len(files) == 1:
         print(f"{files[0]}: for drafter_weights={out}")
     else:
-        print(f"{out}: {' and '.join(conversion.LANTERN_FILES)}, as LANTERN's code reads them")
+        print(f"{out}: {' and '.join(conversion.LANTERN_FILES)}, for LANTERN's code")
     return 0

@@ -1,4 +1,4 @@
-"""`specbench status`, `resume` and `merge`: what is in the folders of runs, and going on with them."""
+"""`specbench status`, `resume` and `merge`: show, continue and merge the runs in folders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbench.cli.arguments import CommandLine, Own, Words, command
+from specbench.cli.arguments import Argument, CommandLine, Words, command
 from specbench.cli.commands import code_of
 from specbench.cli.run import arguments_of, grid, in_folder, is_grid, is_suite, start
 from specbench.config.indices import label
@@ -26,61 +26,63 @@ if TYPE_CHECKING:
 @command(
     "status",
     {
-        "DIR": Words("the folder of a run, a suite or a grid, or one with runs in it", 1, 1),
-        "--json": Own("flag", "as JSON, a list with an entry a run"),
+        "DIR": Words("the folder of a run, a suite or a grid, or a folder that contains runs", 1, 1),
+        "--json": Argument("flag", "as JSON: a list with one entry per run"),
     },
 )
 def status(line: CommandLine) -> int:
-    """How far the runs in a folder are."""
+    """Shows the progress of the runs in a folder."""
     from specbench.harness.status import of_run
 
     folder = home.expanded(line.words[0])
     planned = in_folder(folder).runs if is_suite(folder) or is_grid(folder) else ()
-    there = [folder] if (folder / "config.yaml").is_file() else [p.parent for p in sorted(folder.rglob("config.yaml"))]
-    if not there and not planned:
+    folders = (
+        [folder] if (folder / "config.yaml").is_file() else [p.parent for p in sorted(folder.rglob("config.yaml"))]
+    )
+    if not folders and not planned:
         raise UsageError(f"{folder} holds no run" if folder.is_dir() else f"there is no folder {folder}")
-    found = [of_run(run) for run in there]
-    found += [run.status() for run in planned if run.folder not in there]
+    runs = [of_run(path) for path in folders]
+    runs += [run.status() for run in planned if run.folder not in folders]
     if line["--json"]:
-        print(json.dumps([asdict(one) for one in found], indent=1, ensure_ascii=False))
+        print(json.dumps([asdict(run) for run in runs], indent=1, ensure_ascii=False))
     else:
-        print("\n".join([*([_summary(folder, found)] if planned else []), *map(_text, found)]))
+        print("\n".join([*([_summary(folder, runs)] if planned else []), *map(_text, runs)]))
     return 0
 
 
-def _summary(folder: Path, found: Sequence[Status]) -> str:
-    """A line on all runs of a suite or of a grid."""
-    states = Counter(one.state for one in found)
+def _summary(folder: Path, runs: Sequence[Status]) -> str:
+    """One line on all runs of a suite or of a grid."""
+    states = Counter(run.state for run in runs)
     parts = [f"{states[name]} {name}" for name in ("finished", "running", "stopped", "not started") if states[name]]
-    passes = [one for run in found for one in (run.images, run.baseline) if one is not None]
-    done, count = sum(one.done for one in passes), sum(one.done + one.left for one in passes)
-    more = "" if states["finished"] == len(found) else f"; continue with specbench resume {shlex.quote(str(folder))}"
-    return f"{folder}: {len(found)} runs, {', '.join(parts)}; {done} of {count} images{more}"
+    passes = [progress for run in runs for progress in (run.images, run.baseline) if progress is not None]
+    done, count = sum(progress.done for progress in passes), sum(progress.done + progress.left for progress in passes)
+    more = "" if states["finished"] == len(runs) else f"; continue with specbench resume {shlex.quote(str(folder))}"
+    return f"{folder}: {len(runs)} runs, {', '.join(parts)}; {done} of {count} images{more}"
 
 
-def _text(one: Status) -> str:
+def _text(run: Status) -> str:
     """A run's status as text."""
-    lines = [f"{one.folder}: {one.method} on {one.model}, n={one.n}: {one.state}"]
-    if one.state == "not started":
+    lines = [f"{run.folder}: {run.method} on {run.model}, n={run.n}: {run.state}"]
+    if run.state == "not started":
         return lines[0]
-    for name, some in (("images", one.images), ("baseline", one.baseline)):
-        if some is not None:
-            speed = f", {some.per_s:.3g} a second" if some.per_s and one.state == "running" else ""
-            lines.append(f"  {name:<10} {some.done} done, {some.left} left{speed}")
-    if one.state != "finished":
+    for name, progress in (("images", run.images), ("baseline", run.baseline)):
+        if progress is not None:
+            speed = f", {progress.per_s:.3g} a second" if progress.per_s and run.state == "running" else ""
+            lines.append(f"  {name:<10} {progress.done} done, {progress.left} left{speed}")
+    if run.state != "finished":
         left = "not known yet"
-        if one.time_left_s is not None:
-            past = "" if one.state == "running" else " at its last speed"
-            left = f"{timedelta(seconds=round(one.time_left_s))}{past}, without scoring"
+        if run.time_left_s is not None:
+            past = "" if run.state == "running" else " at its last speed"
+            left = f"{timedelta(seconds=round(run.time_left_s))}{past}, without scoring"
         lines.append(f"  time left  {left}")
-    if one.failures:
-        last = one.failures[-1]
+    if run.failures:
+        last = run.failures[-1]
         image = label(int(last["index"]))
-        lines.append(f"  failures   {len(one.failures)}, the last: {last['pass']} image {image}: {last['reason']}")
-    lines += [f"  images     {text}" for text in one.degenerate]
-    lines.append(f"  on disk    {format_size(one.bytes)}")
-    if one.state == "stopped":
-        lines.append(f"  continue with specbench resume {shlex.quote(one.folder)}")
+        lines.append(f"  failures   {len(run.failures)}, the last: {last['pass']} image {image}: {last['reason']}")
+    lines += [f"  images     {text}" for text in run.degenerate]
+    lines.append(f"  on disk    {format_size(run.bytes)}")
+    if run.state == "stopped":
+        lines.append(f"  continue with specbench resume {shlex.quote(run.folder)}")
     return "\n".join(lines)
 
 
@@ -88,14 +90,14 @@ def _text(one: Status) -> str:
     "resume",
     {
         "DIR": Words("the folder of a run, a suite or a grid", 1, 1),
-        "jobs=N": Own("integer", "of a suite: runs at a time (default: 1)", low=1),
+        "jobs=N": Argument("integer", "of a suite: how many runs at a time (default: 1)", low=1),
     },
     others=["specbench.rows.provenance:MAY_CHANGE"],
 )
 def resume(line: CommandLine) -> int:
-    """Continues the run, the suite or the grid in a folder, with the configuration in it. Of a run, parameters
-    that do not change an image may be given again: n (a number, or all), metrics, metrics_dir, reference, baseline,
-    data_dir, workers, ray_address, url.
+    """Continues the run, the suite or the grid in a folder, with the configuration in it. For a run, parameters that do
+    not change an image may be given again: n (a number, or all), metrics, metrics_dir, reference, baseline, data_dir,
+    workers, ray_address, url.
     """
     from specbench.config import configuration, parameters, registry
     from specbench.harness.folder import RunFolder, stored
@@ -107,25 +109,25 @@ def resume(line: CommandLine) -> int:
     if is_suite(folder):
         return _suite(folder, line)
     if line["jobs"]:
-        raise UsageError(f"jobs= is for a suite, and {folder} holds none: leave it out")
+        raise UsageError(f"jobs= is for a suite, but {folder} holds none: leave it out")
     if is_grid(folder):
         if line.others:
             raise UsageError(f"a grid continues as it was started: leave {line.others[0]} out")
         return grid(in_folder(folder), arguments_of(folder))
-    given = configuration.values(line.others, [name for name in MAY_CHANGE if name != "out"])
+    overrides = configuration.values(line.others, [name for name in MAY_CHANGE if name != "out"])
     if inside := sorted(path.parent.name for path in folder.glob("*/config.yaml")):
         raise UsageError(
-            f"{folder} holds {len(inside)} runs: name one ({inside[0]}, ...), or give the `specbench run -m` that"
+            f"{folder} holds {len(inside)} runs: name one ({inside[0]}, ...), or repeat the `specbench run -m` that"
             " started them"
         )
-    config = {**stored(folder), **given}
-    if asked := "metrics" in given:
+    config = {**stored(folder), **overrides}
+    if by_name := "metrics" in overrides:
         parameters.check_measurable(config)
-    planned = PlannedRun(folder, registry.completed(config), asked=asked or RunFolder(folder).metadata().asked)
+    planned = PlannedRun(folder, registry.completed(config), asked=by_name or RunFolder(folder).metadata().asked)
     try:
         start(planned)
     except Stopped as e:
-        raise KeyboardInterrupt(f"{e}; to go on: specbench resume {shlex.join([*line.words, *line.others])}") from e
+        raise KeyboardInterrupt(f"{e}; to continue: specbench resume {shlex.join([*line.words, *line.others])}") from e
     return code_of([planned])
 
 
@@ -143,13 +145,13 @@ def _suite(folder: Path, line: CommandLine) -> int:
     "merge",
     {
         "DIR": Words("the folders of all shards of one run", 1),
-        "out=DIR": Own("path", "a new folder for the whole run", required=True),
-        "metrics=NAME|[..]": Own("text", "further metrics of the whole run"),
+        "out=DIR": Argument("path", "a new folder for the whole run", required=True),
+        "metrics=NAME|[..]": Argument("text", "further metrics of the whole run"),
     },
 )
 def merge(line: CommandLine) -> int:
-    """Makes one run of the finished runs with shard=1/N to shard=N/N: its records and images are theirs, and its images
-    are scored as a whole. A merge that was stopped continues with the same command.
+    """Makes one run of the finished runs with shard=1/N to shard=N/N: it has all their records and images, and its
+    images are scored as a whole. If a merge was stopped, the same command continues it.
 
       specbench run method=sjd n=64 shard=1/2 out=part1
       specbench run method=sjd n=64 shard=2/2 out=part2
@@ -160,10 +162,10 @@ def merge(line: CommandLine) -> int:
     from specbench.harness.planned import PlannedRun
 
     metrics = [f"metrics={line['metrics']}"] if line["metrics"] else []
-    given = configuration.values(metrics, ["metrics"])
+    overrides = configuration.values(metrics, ["metrics"])
     folders = [home.expanded(word) for word in line.words]
     if absent := [folder for folder in folders if not (folder / "config.yaml").is_file()]:
         raise UsageError(f"{absent[0]} holds no run; name the folders of all shards")
-    outcome = running.merge(folders, line["out"], given)
+    outcome = running.merge(folders, line["out"], overrides)
     print(outcome.report())
     return code_of([PlannedRun(outcome.folder.path, outcome.config, asked=bool(metrics))])

@@ -1,11 +1,11 @@
-"""`specbench evaluate` and `reference`: scores of existing images, and the statistics of real ones."""
+"""`specbench evaluate` and `reference`: scores of existing images, and the statistics of real images."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbench.cli.arguments import CommandLine, Own, Words, command
+from specbench.cli.arguments import Argument, CommandLine, Words, command
 from specbench.cli.commands import missing
 from specbench.config import parameters
 from specbench.errors import UsageError, plain, unknown
@@ -20,42 +20,44 @@ if TYPE_CHECKING:
     "evaluate",
     {
         "DIR": Words("the folder of a run, or any folder of images (including its subfolders)", 1, 1),
-        "prompts=FILE": Own("text", ".txt, .tsv, .csv, .json or .jsonl with ids (or file_name) and prompts"),
-        "data=NAME": Own("text", "instead of a file, a data set: scenes, coco2017, ..."),
-        **{name: Own("text", "of the data set, as of specbench run") for name in ("data_dir=", "split=", "caption=")},
-        "n=": Own(
+        "prompts=FILE": Argument("text", ".txt, .tsv, .csv, .json or .jsonl with ids (or file_name) and prompts"),
+        "data=NAME": Argument("text", "instead of a file, a data set: scenes, coco2017, ..."),
+        **{
+            name: Argument("text", "of the data set, see specbench run") for name in ("data_dir=", "split=", "caption=")
+        },
+        "n=": Argument(
             "text",
-            "so many prompts of the data set (default, and n=all: every prompt; of scenes, scenes_classes,"
-            " scenes_geneval and imagenet one for each image)",
+            "number of prompts of the data set (default, and n=all: every prompt; for scenes, scenes_classes,"
+            " scenes_geneval and imagenet: one for each image)",
         ),
-        "seed=": Own("text", "which of them, as of specbench run"),
-        "partial=": Own("flag", "true: score the existing images although other prompts have none", default="false"),
-        "metrics=NAME|[..]": Own(
+        "seed=": Argument("text", "which prompts, see specbench run"),
+        "partial=": Argument("flag", "true: score the images although some prompts have none", default="false"),
+        "metrics=NAME|[..]": Argument(
             "text",
-            "what to measure, see specbench list metrics (default: for a run its metrics, else the data set's,"
-            " such as imagenet, else coco)",
+            "metrics, see specbench list metrics (default: the metrics of the run; otherwise the data set's, such as"
+            " imagenet; otherwise coco)",
         ),
-        "metrics_dir=DIR": Own("text", "weights of the evaluators (default: where `specbench fetch` puts them)"),
-        "reference=FILE|NAME": Own(
+        "metrics_dir=DIR": Argument("text", "weights of the evaluators (default: where `specbench fetch` puts them)"),
+        "reference=FILE|NAME": Argument(
             "text",
-            "statistics of real images: a file, or the data set that `specbench reference` made them for (default:"
+            "statistics of real images: a file, or the data set for which `specbench reference` made them (default:"
             " data=)",
         ),
-        "device=": Own("text", "where the networks run (default: auto)"),
-        "batch=": Own("text", "images per batch (default: 64)"),
-        "out=DIR": Own(
+        "device=": Argument("text", "where the networks run (default: auto)"),
+        "batch=": Argument("text", "images per batch (default: 64)"),
+        "out=DIR": Argument(
             "text", "a folder for the results (default: in runs/evaluate); an existing one continues where it stopped"
         ),
     },
 )
 def evaluate(line: CommandLine) -> int:
-    """Scores existing images. Of the folder of a run, its records pair images and prompts, and the scores go into its
-    row.csv. Any other folder needs prompts, unless no chosen metric reads them: in a file prompts.*, captions.* or
-    metadata.* in it, or as below. An image's file name, with or without its extension, is the id of its prompt
-    (0007.png: 0007.png, 0007 or 7; of several images 0007-1.png, or as GenEval's code 0007/samples/0001.png). out=
-    holds its row, the scores of each image and the cached scorer outputs, by image and network: a further metric of the
-    same network, or the same command after a stop, computes none again. Existing scores of other metrics stay while the
-    images are the same; changes are printed.
+    """Scores existing images. For the folder of a run, its records pair images and prompts, and the scores go into its
+    row.csv. Any other folder needs prompts, unless none of the metrics reads them: in a file prompts.*, captions.* or
+    metadata.* in the folder, or by the arguments below. An image's file name, with or without its extension, is the id
+    of its prompt (0007.png: 0007.png, 0007 or 7; for several images of a prompt 0007-1.png, or 0007/samples/0001.png as
+    in GenEval's code). out= will hold the row, the scores of each image and the cached scorer outputs, by image and
+    network: a further metric of the same network, or the same command after a stop, computes none again. Scores of
+    earlier metrics stay as long as the images are the same; changes are printed.
     """
     from specbench.config import configuration
     from specbench.harness.evaluation import evaluate
@@ -63,52 +65,52 @@ def evaluate(line: CommandLine) -> int:
 
     folder = home.expanded(line.words[0])
     if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder}; name one with images, or the folder of a run")
-    given = [name for name in line.given if name != "partial"]
-    found = configuration.values([f"{name}={line[name]}" for name in given], given)
-    evaluation = evaluate(folder, found, line["partial"])
+        raise UsageError(f"there is no folder {folder}; name a folder of images, or of a run")
+    names = [name for name in line.given if name != "partial"]
+    checked = configuration.values([f"{name}={line[name]}" for name in names], names)
+    evaluation = evaluate(folder, checked, line["partial"])
     print(_text(evaluation), flush=True)
-    absent = unmeasured(found.get("metrics", ()), evaluation.row)
+    absent = unmeasured(checked.get("metrics", ()), evaluation.row)
     return missing([f"{name} has no value: {reason}" for name, reason in absent.items()])
 
 
-def _text(found: Evaluation) -> str:
+def _text(evaluation: Evaluation) -> str:
     """The scores of a row, with standard errors and backends."""
     from specbench.rows import summary
 
     lines = []
-    for name in found.columns:
-        value, error, backend = (found.row[f"{name}{end}"] for end in ("", "_stderr", "_backend"))
+    for name in evaluation.columns:
+        value, error, backend = (evaluation.row[f"{name}{end}"] for end in ("", "_stderr", "_backend"))
         shown = "not measured" if value is None else summary.with_error(value, error, 4)
         lines.append((name, shown, f"[{backend}]" if backend else ""))
     wide = max((len(shown) for _, shown, _ in lines), default=0)
-    text = [f"{found.title} (± standard error)", *(f"  {a:<16} {b:<{wide}}  {c}".rstrip() for a, b, c in lines)]
-    if found.row["note"]:
-        text.append(f"  {'note':<16} {found.row['note']}")
-    text += [f"  {'written':<16} {path}" for path in found.files]
+    text = [f"{evaluation.title} (± standard error)", *(f"  {a:<16} {b:<{wide}}  {c}".rstrip() for a, b, c in lines)]
+    if evaluation.row["note"]:
+        text.append(f"  {'note':<16} {evaluation.row['note']}")
+    text += [f"  {'written':<16} {path}" for path in evaluation.files]
     return "\n".join(map(plain, text))
 
 
 @command(
     "reference",
     {
-        "data=NAME": Own(
-            "string", "the data set that the images belong to: where runs with it look for the statistics"
+        "data=NAME": Argument("string", "the data set that the images belong to: its runs will use the statistics"),
+        "images=DIR": Argument(
+            "path", "folder of the real images, including sub-folders, or ADM's .npz", required=True
         ),
-        "images=DIR": Own("path", "folder of the real images, its sub-folders included, or ADM's .npz", required=True),
-        "metrics=NAME,NAME": Own(
-            "string", "metrics that will compare with them; one file for each network and resize", default="fid"
+        "metrics=NAME,NAME": Argument(
+            "string", "metrics that will use the statistics; one file for each network and resize", default="fid"
         ),
-        "crop=SIDE": Own(
+        "crop=SIDE": Argument(
             "string",
-            "instead of the metrics' own crop: side of the centre square, by Lanczos, or null for whole images",
+            "replaces the metrics' own crop: side of the centre square, by Lanczos, or null for whole images",
         ),
-        "out=FILE.npz": Own("path", "for reference=FILE of a run (default: where runs with data= look)"),
-        "metrics_dir=DIR": Own(
+        "out=FILE.npz": Argument("path", "for reference=FILE of a run (default: where runs with data= look)"),
+        "metrics_dir=DIR": Argument(
             "path", "folder of the evaluators' weights (default: where `specbench fetch` puts them)"
         ),
-        "device=": Own("string", "auto, cpu, cuda or cuda:N", pattern=r"auto|cpu|mps|cuda(:\d+)?", default="auto"),
-        "batch=": Own("integer", "images in a forward pass", low=1, high=4096, default="64"),
+        "device=": Argument("string", "auto, cpu, cuda or cuda:N", pattern=r"auto|cpu|mps|cuda(:\d+)?", default="auto"),
+        "batch=": Argument("integer", "images in a forward pass", low=1, high=4096, default="64"),
     },
 )
 def reference(line: CommandLine) -> int:
@@ -122,7 +124,7 @@ def reference(line: CommandLine) -> int:
     """
     data, out = line["data"], line["out"]
     if data is None and out is None:
-        raise UsageError("name the data set of these images, data=NAME, or a file to write, out=FILE.npz")
+        raise UsageError("name the data set of these images (data=NAME), or a file to write (out=FILE.npz)")
     if data is not None and data not in parameters.choices("data"):
         raise unknown("data", data, parameters.choices("data"))
     if out is not None and out.suffix != ".npz":
@@ -135,15 +137,15 @@ def reference(line: CommandLine) -> int:
     names = [name.strip() for name in line["metrics"].strip("[]").split(",")]
     chosen = real_images.extractors(names, context, _crop(line["crop"]))
     if out is not None and len(chosen) > 1:
-        raise UsageError(f"out= is one file, but these metrics need {len(chosen)}: name one of them")
+        raise UsageError(f"out= is one file, but these metrics need {len(chosen)}: name only one of them")
     real = real_images.source(line["images"])
     try:
-        for one in chosen:
-            path = _destination(data, out, one)
-            if there := real_images.kept(path, one, real):
-                print(f"{there.label}: already there, of these {there.count} images: {path}")
+        for extractor in chosen:
+            path = _destination(data, out, extractor)
+            if existing := real_images.stored_statistics(path, extractor, real):
+                print(f"{existing.label}: exists already, from these {existing.count} images: {path}")
             else:
-                made = real_images.made(one, real, data or "", path)
+                made = real_images.compute_statistics(extractor, real, data or "", path)
                 print(f"{made.label}: {made.count} images by {made.cache_key} in {path}")
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped; the same command resumes") from None
@@ -151,15 +153,15 @@ def reference(line: CommandLine) -> int:
 
 
 def _crop(text: str | None) -> int | str | None:
-    """crop= as a metric's option, which checks it; empty where it is not given."""
+    """crop= as a metric's option, which checks it; "" if it is not given."""
     return "" if text is None else None if text == "null" else int(text) if text.isdecimal() else text
 
 
-def _destination(data: str, out: Path | None, one: ComparedMetric) -> Path:
+def _destination(data: str, out: Path | None, extractor: ComparedMetric) -> Path:
     from specbench.metrics import reference
 
     if out is None:
-        return reference.default_path(data, one.cache_key)
+        return reference.default_path(data, extractor.cache_key)
     if out.exists():
-        reference.read(out, one.width)  # nothing else is written over
+        reference.read(out, extractor.width)  # refuses to overwrite any other file
     return out

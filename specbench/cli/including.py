@@ -1,5 +1,5 @@
-"""`--include DIR` of every command: folders of plug-ins. `--config-dir DIR` and `hydra.searchpath=[...]`, as users of
-Hydra know them, mean the same. Importing this module imports neither torch nor Hydra."""
+"""`--include DIR` of every command: folders of plug-ins. `--config-dir DIR` and `hydra.searchpath=[...]` of Hydra mean
+the same. Importing this module imports neither torch nor Hydra."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _SEARCH_PATH = "hydra.searchpath="
 
 
 def split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """The included folders of a command line, and its other arguments. UsageError for a flag without a folder and a
-    package that is not installed."""
+    """The included folders of a command line, and its other arguments. UsageError for a flag without a folder, and for
+    a package that is not installed."""
     folders: list[Path] = []
     others: list[str] = []
     left = iter(arguments)
@@ -37,7 +37,7 @@ def split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 
 def flags(folders: Sequence[Path]) -> str:
-    """What to add to a command that continues one with these folders."""
+    """The text to add to a command that continues with these folders."""
     return f", with {' '.join(f'--include {shlex.quote(str(folder))}' for folder in folders)}" if folders else ""
 
 
@@ -47,15 +47,15 @@ def _folder(entry: str) -> Path:
         return Path(entry.removeprefix("file://"))
     from specbench.config.plugins import folder_of
 
-    found = folder_of(entry.removeprefix("pkg://"))
-    if found is None:
+    folder = folder_of(entry.removeprefix("pkg://"))
+    if folder is None:
         raise UsageError(f"{_SEARCH_PATH}{entry}: there is no such package")
-    return found
+    return folder
 
 
 @contextmanager
 def included(folders: Sequence[Path]) -> Iterator[None]:
-    """Inside, these folders are plug-ins."""
+    """Within the block, these folders are plug-ins."""
     if not folders:
         yield
         return
@@ -66,11 +66,12 @@ def included(folders: Sequence[Path]) -> Iterator[None]:
 
 
 def report_faults() -> None:
-    """Prints a sentence for each fault of an installed plug-in, to stderr. UsageError for one of an included folder."""
+    """Prints one sentence for each fault of an installed plug-in on stderr. UsageError if an included folder has
+    one."""
     from specbench.config import parameters
 
-    found = parameters.found_choices()
-    for text in found.faults:
+    available = parameters.found_choices()
+    for text in available.faults:
         print(f"specbench: {text}", file=sys.stderr)
-    if found.faults_included:
-        raise UsageError(found.faults_included[0])
+    if available.faults_included:
+        raise UsageError(available.faults_included[0])

@@ -1,5 +1,5 @@
 """The end of the help of `specbench run`: every parameter of the chosen model, data and method, with its value, type,
-range and meaning; and the same of the arguments of `specbench train`. Imports no torch."""
+range and meaning; and the same for the arguments of `specbench train`. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from specbench.cli.arguments import CommandLine, columns
 from specbench.config import parameters
 from specbench.config.parameter import Parameter
 
-#: Of the columns: name, value, what it must be, and meaning.
+#: Widths of the columns: name, value, type and range, and meaning.
 _WIDTHS = (19, 16, 20, 37)
-_LONG = 3 * _WIDTHS[1]  # characters; a longer value is shown with the meaning
+_LONG = 3 * _WIDTHS[1]  # characters; a longer value is shown in the column of the meaning
 
 #: Parameters in the sections sampling, model and data although every run has them or a model declares them.
 _SAMPLING = (
@@ -32,29 +32,29 @@ _MODEL, _DATA = ("dtype",), ("protocol", "n", "seed")
 
 
 def run(line: CommandLine) -> str:
-    """Every parameter of a run with these arguments, which need not be valid. Raises UsageError for one that no file
-    declares."""
+    """Describes every parameter of a run with these arguments, which need not be valid. Raises UsageError for a
+    parameter that no file declares."""
     from specbench.config import command_line, configuration
 
     cfg = configuration.described(command_line.read(line.others, line["--multirun"]))
-    own = parameters.in_run(cfg)
-    if foreign := [name for name in cfg if name not in own]:
+    declared = parameters.in_run(cfg)
+    if foreign := [name for name in cfg if name not in declared]:
         raise parameters.no_parameter(foreign[0], cfg)
     lines = [_table_head("value"), ""]
     for title, names in _sections(cfg).items():
-        lines += [title, *(_described(name, own[name], cfg[name]) for name in names), ""]
+        lines += [title, *(_described(name, declared[name], cfg[name]) for name in names), ""]
     choices = {f"{group}=": ", ".join(parameters.choices(group)) for group in parameters.groups()}
     return "\n".join([*lines, "names:", *(columns(entry, (13, 81)) for entry in choices.items())])
 
 
 def training(_line: CommandLine) -> str:
-    """The arguments of a training: their values in a recipe, and what the other recipes change."""
+    """Describes the arguments of a training: their values in a recipe, and what the other recipes change."""
     from specbench.training.recipes import TABLE, defaults
 
     values, changes = defaults()
-    lines = [_described(name, one, values.get(name)) for name, one in TABLE.items()]
+    lines = [_described(name, parameter, values.get(name)) for name, parameter in TABLE.items()]
     others = [columns(entry, (_WIDTHS[0], 77)) for entry in changes]
-    title = "recipes: what they set, and then for one drafter:"
+    title = "recipes: what they set for every drafter, then for single ones:"
     return "\n".join([_table_head("default"), "", *lines, "", title, *others])
 
 
@@ -63,17 +63,17 @@ def _table_head(value: str) -> str:
 
 
 def _sections(cfg: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Title -> names of parameters, the choice of a file first."""
+    """Title -> names of parameters, with choices of a file first."""
     titles = ("server", "data", "run") if parameters.is_served(cfg) else ("method", "sampling", "model", "data", "run")
-    found: dict[str, list[str]] = {f"{title}:": [] for title in titles}
+    sections: dict[str, list[str]] = {f"{title}:": [] for title in titles}
     order = [*parameters.parameters_of(cfg), *cfg]
     for name in sorted(cfg, key=lambda name: (name not in parameters.groups(), order.index(name))):
         if titles[0] == "method":
-            found[f"{_section(name)}:"].append(name)
+            sections[f"{_section(name)}:"].append(name)
         elif name not in parameters.SERVED:
-            own = "server" if name in parameters.declared("engine", cfg["engine"]) else _section(name)
-            found[f"{own}:"].append(name)
-    return found
+            title = "server" if name in parameters.declared("engine", cfg["engine"]) else _section(name)
+            sections[f"{title}:"].append(name)
+    return sections
 
 
 def _section(name: str) -> str:
@@ -113,6 +113,6 @@ def _wanted(name: str, parameter: Parameter) -> str:
         null = f", or null ({parameter.null})" if parameter.null else ""
         text = ("names below" if name == "metrics" else "a name below") + null
     elif parameter.pattern:
-        text = "text"  # its meaning tells the form
+        text = "text"  # its meaning describes the form
     text = re.sub(r"(?<![\d.])\d{4,15}", lambda number: f"{int(number[0]):,}", text)
     return f"{text}; {parameter.unit}" if parameter.unit else text

@@ -1,4 +1,4 @@
-"""`specbench audit`, `bench` and `probe`: what is measured of a method or a target beside a run."""
+"""`specbench audit`, `bench` and `probe`: measurements of a method or a target outside of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from specbench.cli.arguments import CommandLine, Own, command
+from specbench.cli.arguments import Argument, CommandLine, command
 from specbench.cli.commands import FAILED, fail
 from specbench.config import command_line, parameters
 from specbench.errors import RunError, UsageError
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 @command(
     "audit",
     {
-        "--all": Own("flag", "every preset; a parameter reaches those that have it and can take the value"),
-        "--variants": Own("flag", "the same of every variant of the presets that have some"),
+        "--all": Argument("flag", "every preset; a parameter applies to the presets that have it and accept the value"),
+        "--variants": Argument("flag", "also every variant of the presets that have variants"),
     },
     others=["specbench.audit.arguments:ARGUMENTS", "specbench.config.parameters:table"],
     tables={
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     },
 )
 def audit(line: CommandLine) -> int:
-    """Decodes many sequences of small models of known distribution, with the method's real loop, rule and drafter, and
-    tests whether the sequences have the target's distribution. Takes the parameters of specbench run that belong to the
-    method, its drafter, its rule and the sampling (temperature, top_k, top_p). Drafts have several sizes below the
-    length of a sequence, unless you give window=, tree=, nodes=, depth= or width=. The model's draft tables replace a
-    drafter that needs a network, in the shape of its drafts; with window= they draft a chain, with tree= a tree,
-    whatever the preset's shape. The models of real classes have random weights, caches, guidance (cfg_scale) and an
-    image grammar, and drafters with random networks. For continuous tokens (method=cspd) the models are small diffusion
-    heads that can be sampled without limit: the sequences are compared with as many of the target's own, and the
-    sampling is temperature and final_noise. A method is refuted where p_value is below 1e-05; below 0.001 ten times as
-    many sequences decide. A method with a part that was never at work is undecided. The exit code is 0 whatever the
+    """Decodes many sequences of small models whose distribution is known, with the method's real loop, rule and
+    drafter, and tests whether the sequences have the target's distribution. Takes the parameters of specbench run that
+    belong to the method, its drafter, its rule and the sampling (temperature, top_k, top_p). Drafts have several sizes
+    below the length of a sequence, unless you set window=, tree=, nodes=, depth= or width=. The model's draft tables
+    replace a drafter that needs a network, in the shape of its drafts; with window= they draft a chain, with tree= a
+    tree, whatever the preset's shape. The models of real classes have random weights, caches, guidance (cfg_scale) and
+    an image grammar, and drafters with random networks. For continuous tokens (method=cspd) the models are small
+    diffusion heads that can be sampled without limit: the sequences are compared with as many of the target's own, and
+    the sampling is temperature and final_noise. A method is refuted if p_value is below 1e-05; below 0.001, ten times
+    as many sequences decide. A method with a part that was never used is undecided. The exit code is 0 whatever the
     verdicts.
 
       specbench audit method=sjd window=3 temperature=0.7
@@ -66,62 +66,62 @@ _NOT_TIMED = frozenset(
 
 
 def timed() -> list[str]:
-    """The parameters of a run that a benchmark of steps takes."""
+    """The parameters of a run that a benchmark of steps accepts."""
     return [name for name in parameters.table() if name not in _NOT_TIMED]
 
 
 @command(
     "bench",
     {
-        "-m, --multirun": Own("flag", "a grid: several values of a parameter, a job for each combination"),
-        "--plan": Own(
+        "-m, --multirun": Argument("flag", "a grid: several values of a parameter, a job for each combination"),
+        "--plan": Argument(
             "flag",
-            "measure nothing: what weights, caches and peak memory take, the launches and the memory floor of a step,"
-            " and which devices it fits, from shapes alone; fetches nothing and needs no GPU",
+            "measure nothing: memory for weights, caches and peak, the launches and the memory floor of a step, and the"
+            " devices that it fits on, from shapes alone; fetches nothing and needs no GPU",
         ),
-        "bench.steps=": Own("integer", "steps to time", low=1, high=_MOST, default="30"),
-        "bench.context=": Own(
+        "bench.steps=": Argument("integer", "steps to time", low=1, high=_MOST, default="30"),
+        "bench.context=": Argument(
             "integer",
             "positions before the timed steps, including the prompt (default: the middle of the image)",
             low=1,
             high=_MOST,
         ),
-        "bench.nodes=": Own(
+        "bench.nodes=": Argument(
             "integers",
             "numbers of nodes for which the target's pass is timed alone",
             low=1,
             high=_MOST,
             default="1,6,16,32,64",
         ),
-        "bench.images=": Own(
+        "bench.images=": Argument(
             "integer",
-            "whole images to decode, by the method and by vanilla AR; 0: none",
+            "whole images to decode with the method and with vanilla AR; 0: none",
             low=0,
             high=_MOST,
             default="1",
         ),
-        "forced_accept=": Own(
+        "forced_accept=": Argument(
             "number",
-            "mean accepted length, tokens a step, to which drafts are forced, whatever the rule decides, so that a"
-            " published one can be timed without weights",
+            "mean accepted length, tokens per step, that is enforced whatever the rule decides, to time a published"
+            " length without weights",
             low=1,
             high=1e6,
         ),
-        "bench.bandwidth=": Own(
-            "string", "with --plan: the device's, in GB/s, or the name of a known one (default: all known ones)"
+        "bench.bandwidth=": Argument(
+            "string", "with --plan: bandwidth of the device in GB/s, or the name of a known device (default: all)"
         ),
-        "out=FILE.csv": Own("path", "a file for the rows; the figure is written next to it", written=True),
+        "out=FILE.csv": Argument("path", "a file for the rows; the figure is written next to it", written=True),
     },
     others=["specbench.cli.measurements:timed"],
     tables={"columns:": "specbench.bench.rows:COLUMNS"},
 )
 def bench(line: CommandLine) -> int:
-    """Times decoding steps of any model, method and batch size, with the real loop: drafting, the target's pass,
-    verification, commit and rest, at one position of the image; each next to its floor, the bytes that it must read
+    """Times decoding steps of any model, method and batch size, with the real loop, at one position of the image:
+    drafting, the target's pass, verification, commit and rest. Next to each is its floor: the bytes that it must read
     over the measured bandwidth of this device. Time does not depend on weights: weights=random needs none. Takes the
     parameters of specbench run that belong to model, method, drafter, rule, batch and device. The last line is JSON.
-    The target's pass over one token is measured twice. Where the two differ by more than their noise they are measured
-    again, three times at most; where they never agree there is no row, and the exit code is 1.
+    The target's pass over one token is measured twice. If the two times differ by more than their noise, they are
+    measured again, at most three times; if they never agree, there is no row, and the exit code is 1.
 
       specbench bench
       specbench bench model=lumina_mgpt weights=random method=sjd_pac forced_accept=4.51 bench.context=2400
@@ -129,40 +129,40 @@ def bench(line: CommandLine) -> int:
 
       specbench bench --plan model=emu3 method=sjd engine=triton bench.bandwidth=h200
     """
-    given = command_line.read(line.others, line["--multirun"])
-    for key in (argument.partition("=")[0] for argument in given):
+    overrides = command_line.read(line.others, line["--multirun"])
+    for key in (argument.partition("=")[0] for argument in overrides):
         if key in _NOT_TIMED or command_line.is_hydras(key):
             raise UsageError(f"'{key}' belongs to specbench run; a benchmark times steps and has no such parameter")
     if line["bench.bandwidth"] and not line["--plan"]:
-        raise UsageError("bench.bandwidth= goes with --plan; a benchmark measures the bandwidth")
-    found, code = (_planned(line, given), 0) if line["--plan"] else _measured(line, given)
-    print(json.dumps(found[0] if len(found) == 1 else found))
+        raise UsageError("bench.bandwidth= needs --plan: without it, the benchmark measures the bandwidth")
+    rows, code = (_planned(line, overrides), 0) if line["--plan"] else _measured(line, overrides)
+    print(json.dumps(rows[0] if len(rows) == 1 else rows))
     return code
 
 
-def _jobs(line: CommandLine, given: Sequence[str], title: str) -> Iterator[RunConfig]:
-    """The configurations of the jobs, all of them checked before the first one."""
+def _jobs(line: CommandLine, overrides: Sequence[str], title: str) -> Iterator[RunConfig]:
+    """The configurations of the jobs. All are checked before the first one is yielded."""
     from specbench.config import configuration
     from specbench.harness.method import check
 
-    jobs = [job.cfg for job in configuration.grid(given, line["--multirun"])]
+    jobs = [job.cfg for job in configuration.grid(overrides, line["--multirun"])]
     for cfg in jobs:
         check(cfg)
     yield from tqdm(jobs, desc=title, unit="job", disable=len(jobs) == 1)
 
 
-def _measured(line: CommandLine, given: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
-    """A row of each job, printed and added to the file, and the exit code: a job that other work disturbed has no row,
-    and stops no other one."""
+def _measured(line: CommandLine, overrides: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
+    """The rows of the jobs, printed and added to the file, and the exit code. A job that other processes disturbed has
+    no row, and does not stop the others."""
     from specbench.bench import floor, measure
     from specbench.bench.rows import ROWS, describe, row
 
     out, rows, code = line["out"], [], 0
     if out is not None:
-        ROWS.read(out)  # a file of something else is refused before anything is measured
+        ROWS.read(out)  # a file with other content is refused before the measurement starts
     chosen = {name: line[f"bench.{name}"] for name in ("steps", "context", "nodes", "images")}
     plan = measure.BenchPlan(forced=line["forced_accept"], **chosen)
-    for cfg in _jobs(line, given, "bench"):
+    for cfg in _jobs(line, overrides, "bench"):
         try:
             rows.append(row(cfg, measure.measure(cfg, plan), plan.forced))
         except RunError as error:
@@ -178,19 +178,19 @@ def _measured(line: CommandLine, given: Sequence[str]) -> tuple[list[dict[str, A
     return rows, code
 
 
-def _planned(line: CommandLine, given: Sequence[str]) -> list[dict[str, Any]]:
-    """`--plan`: nothing is measured or written."""
+def _planned(line: CommandLine, overrides: Sequence[str]) -> list[dict[str, Any]]:
+    """`--plan`: measures and writes nothing."""
     from specbench.bench import devices, plan
 
     chosen, plans = devices.of_bandwidth(line["bench.bandwidth"]), []
-    for cfg in _jobs(line, given, "plan"):
+    for cfg in _jobs(line, overrides, "plan"):
         planned = plan.plan(cfg, line["bench.context"])
         plans.append({**planned, "devices": plan.on_devices(planned, chosen)})
         print(plan.describe(plans[-1]))
     return plans
 
 
-#: Parameters that affect a probe; the target draws alone, or with an exact rule and a drafter.
+#: Parameters that affect a probe. The target draws alone, or with an exact rule and a drafter.
 ACCEPTED = frozenset(
     "method drafter drafter_weights window model weights size reduced device dtype data split caption prompts data_dir"
     " n seed temperature top_k top_p cfg_scale prompt_length instruction suffix negative".split()
@@ -200,25 +200,26 @@ ACCEPTED = frozenset(
 @command(
     "probe",
     {
-        "probe.strengths=": Own(
+        "probe.strengths=": Argument(
             "numbers",
-            "with drafter=: strengths of the bands, as numbers with commas, or none",
+            "with drafter=: strengths of the bands, as numbers separated by commas, or none",
             low=0,
             high=1000,
             also=("none",),
             default="0.15,0.25,0.45,0.8,1.2",
         ),
-        "probe.offsets=": Own(
-            "integer", "distances at which a token is hidden, 1 to this; 0: none", low=0, high=10_000, default="16"
+        "probe.offsets=": Argument(
+            "integer", "distances at which a token is hidden, from 1 to this; 0: none", low=0, high=10_000, default="16"
         ),
-        "out=FILE.csv": Own("path", "a file that the row is added to", written=True),
+        "out=FILE.csv": Argument("path", "a file to which the row is added", written=True),
     },
     others=["specbench.cli.measurements:ACCEPTED"],
 )
 def probe(line: CommandLine) -> int:
     """Draws images with the target alone and measures the distribution of each of their tokens: the mass of its most
-    probable tokens, its entropy, and how far it moves where an earlier token is hidden from the position that gives it.
-    Takes the parameters of specbench run that belong to the model, the prompts and the sampling. The last line is JSON.
+    probable tokens, its entropy, and how much it changes if an earlier token is hidden from the position that predicts
+    it. Takes the parameters of specbench run that belong to the model, the prompts and the sampling. The last line is
+    JSON.
 
     With a drafter of chains (drafter=eagle window=5) it decodes exactly instead, and replays the drafted chains under
     other rules: tokens per round of token-wise and of block verification by length; tokens per round and divergence of
@@ -228,13 +229,13 @@ def probe(line: CommandLine) -> int:
       specbench probe n=32 drafter=eagle window=5
       specbench probe model=llamagen_xl data=coco2017 n=100 out=results/probe/mine.csv
     """
-    given = command_line.read(line.others)
-    for name, _, value in (argument.partition("=") for argument in given):
+    overrides = command_line.read(line.others)
+    for name, _, value in (argument.partition("=") for argument in overrides):
         if name not in ACCEPTED:
-            raise UsageError(f"a probe has no '{name}': it takes {', '.join(sorted(ACCEPTED | set(probe.own)))}")
+            raise UsageError(f"a probe has no '{name}': it takes {', '.join(sorted(ACCEPTED | set(probe.by_name)))}")
         if name == "method" and value != "vanilla":
             raise UsageError("in a probe the target draws alone: leave method= out")
-    replays = any(argument.startswith("drafter=") and argument != "drafter=none" for argument in given)
+    replays = any(argument.startswith("drafter=") and argument != "drafter=none" for argument in overrides)
     if (unused := "probe.offsets" if replays else "probe.strengths") in line.given:
         raise UsageError(f"{unused}= is for a probe {'without' if replays else 'with'} drafter=: leave it out")
     from specbench.bench import rows
@@ -243,18 +244,18 @@ def probe(line: CommandLine) -> int:
     out = line["out"]
     if out is not None:
         file.read(out)
-    others = [argument for argument in given if argument != "method=vanilla"]
+    others = [argument for argument in overrides if argument != "method=vanilla"]
     from specbench.config import configuration
 
     cfg = configuration.compose([*others, "method=vanilla"])
     if replays:
         strengths = line["probe.strengths"]
-        found = rows.rounds(cfg, [] if strengths == "none" else strengths)
+        results = rows.rounds(cfg, [] if strengths == "none" else strengths)
     else:
-        found = [rows.probe(cfg, line["probe.offsets"])]
+        results = [rows.probe(cfg, line["probe.offsets"])]
     if out is not None:
-        for one in found:
-            file.append(out, one)
-    print(rows.describe_rounds(found) if replays else rows.describe_probe(found[0]))
-    print(json.dumps(found if replays else found[0]))
+        for result in results:
+            file.append(out, result)
+    print(rows.describe_rounds(results) if replays else rows.describe_probe(results[0]))
+    print(json.dumps(results if replays else results[0]))
     return 0

@@ -7,23 +7,25 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from specbench.cli.arguments import CommandLine, Own, Words, command
+from specbench.cli.arguments import Argument, CommandLine, Words, command
 from specbench.errors import UsageError
 from specbench.storage import home
 from specbench.storage.files import write_atomically
 
-#: Where commands read rows from.
+#: The sources of rows.
 SOURCE = Words(
-    "a CSV or Parquet file, a store, or a folder: of a run, a grid or a suite, or any with runs below it (default: the"
-    " store of results, runs/results.sqlite, to which every run adds its row)"
+    "a CSV or Parquet file, a store, or a folder: of a run, a grid or a suite, or any folder that contains runs"
+    " (default: the store of results, runs/results.sqlite, to which every run adds its row)"
 )
 _MOST_NOTES = 8
 
 
-@command("collect", {"SOURCE": SOURCE, "out=FILE": Own("path", "the file of the rows", required=True, written=True)})
+@command(
+    "collect", {"SOURCE": SOURCE, "out=FILE": Argument("path", "the file of the rows", required=True, written=True)}
+)
 def collect(line: CommandLine) -> int:
-    """Gathers rows of runs into one file: FILE.csv, FILE.parquet (needs pyarrow) or FILE.sqlite. A run has one row, its
-    newest.
+    """Gathers rows of runs into one file: FILE.csv, FILE.parquet (needs pyarrow) or FILE.sqlite. Of each run, the
+    newest row is taken.
 
       specbench collect out=all.csv
       specbench collect runs/2026-11-21 other/results.sqlite more.csv out=all.parquet
@@ -37,8 +39,8 @@ def collect(line: CommandLine) -> int:
 
 
 def read(names: Sequence[str], baselines: bool = False) -> list[dict[str, Any]]:
-    """The rows of the sources that a command line names; of the store of results where it names none. Prints what was
-    left out."""
+    """The rows of the sources in a command line; without sources, of the store of results. Prints which runs were
+    skipped."""
     from specbench.rows import sources
 
     places = [home.expanded(name) for name in names]
@@ -53,32 +55,33 @@ def read(names: Sequence[str], baselines: bool = False) -> list[dict[str, Any]]:
 
 
 def say(notes: Sequence[str]) -> None:
-    """Prints what was left out, the first ones."""
+    """Prints notes, at most `_MOST_NOTES` of them."""
     for note in notes[:_MOST_NOTES]:
         print(f"specbench: {note}", file=sys.stderr)
     if (more := len(notes) - _MOST_NOTES) > 0:
-        print(f"specbench: {more} more of the same kind", file=sys.stderr)
+        print(f"specbench: {more} more notes like these", file=sys.stderr)
 
 
 @command(
     "show",
     {
         "SOURCE": SOURCE,
-        "--where CONDITION": Own(
+        "--where CONDITION": Argument(
             "string", "column=a,b or column!=a or 'column>=4'; several must all hold", several=True
         ),
-        "--columns NAME,NAME": Own("text", "the columns (default: those in which the rows differ)"),
-        "--sort NAME,NAME": Own("text", "columns to sort by; --sort=-fid is descending"),
-        "--group-by NAME,NAME": Own("text", "columns: the mean over the rows of each group"),
-        "--limit N": Own("integer", "rows at most"),
-        "--no-pool": Own("flag", "every seed is a row of its own"),
-        "--format NAME": Own("string", "how", choices=("table", "md", "csv", "json"), default="table"),
+        "--columns NAME,NAME": Argument(
+            "text", "the columns (default: the columns in which the rows differ, and results)"
+        ),
+        "--sort NAME,NAME": Argument("text", "columns to sort by; --sort=-fid is descending"),
+        "--group-by NAME,NAME": Argument("text", "columns: rows that agree in them become one, with means"),
+        "--limit N": Argument("integer", "maximum number of rows"),
+        "--no-pool": Argument("flag", "show every seed as a row of its own"),
+        "--format NAME": Argument("string", "output format", choices=("table", "md", "csv", "json"), default="table"),
     },
 )
 def show(line: CommandLine) -> int:
-    """Shows rows of runs, a line for each configuration: seeds are pooled,
-    and the columns are those in which the rows differ, and the results.
-    The vanilla AR images that runs decoded for comparison have a line, too.
+    """Shows rows of runs, one line for each configuration. Seeds are pooled. The default columns are the results, and
+    the columns in which the rows differ. The vanilla AR images that runs decoded for comparison have a line, too.
 
       specbench show                                                       # the store
       specbench show runs/grid more.csv --where method=sjd --where 'fid<5' --sort=-speedup_step
@@ -101,35 +104,35 @@ def show(line: CommandLine) -> int:
         raise UsageError("no row meets the conditions")
     pooled, notes = selection.grouped(rows, groups, not line["--no-pool"])
     say(notes)
-    found = selection.ordered(pooled, order)[: line["--limit"] or None]
-    columns = columns or selection.telling(found, groups)
+    chosen = selection.ordered(pooled, order)[: line["--limit"] or None]
+    columns = columns or selection.telling(chosen, groups)
     if line["--format"] in ("json", "csv"):
-        cells = [{name: row.get(name) for name in columns} for row in found]
+        cells = [{name: row.get(name) for name in columns} for row in chosen]
         as_json = json.dumps(cells, indent=1, ensure_ascii=False) + "\n"
         print(as_json if line["--format"] == "json" else csv_text(columns, map(as_cells, cells)), end="")
     else:
-        print(selection.as_table(found, columns, line["--format"] == "md"))
+        print(selection.as_table(chosen, columns, line["--format"] == "md"))
     return 0
 
 
 @command(
     "compare",
     {
-        "A B": Words("the folder of a run; followed by /baseline, the vanilla images decoded for its speed-up", 2, 2),
-        "out=FILE.csv": Own("path", "a file for the statistics", written=True),
+        "A B": Words("the folder of a run, or RUN/baseline for the vanilla images decoded for its speed-up", 2, 2),
+        "out=FILE.csv": Argument("path", "a file for the statistics", written=True),
     },
     tables={"columns of out=:": "specbench.compare.wording:COLUMNS"},
 )
 def compare(line: CommandLine) -> int:
-    """Compares two runs over the prompts that both decoded, image by image: the difference of B from A, its 95 %
+    """Compares two runs image by image, over the prompts that both decoded: the difference of B from A, its 95 %
     interval, the paired t-test (Cool-SD, C.4), the Wilcoxon signed-rank test, Holm's adjustment for several tests,
     Cohen's d_z, and a sentence for each statistic. A pair has the same index, prompt and id; an image without a partner
-    is left out and named. Several images of a prompt count once, by their mean. The last lines say how many pairs tell
-    A from B.
-    Metrics' scores per image are compared where both runs keep those of the same scorer; a Fréchet distance by the
-    influence of each pair on it. For a feature extractor, the energy distance between A's and B's features tests
-    whether the images have one distribution; give runs of different seeds for it, since images that share random
-    numbers are alike.
+    is ignored and named. Several images of a prompt count once, by their mean. The last lines say how many pairs a
+    significant difference would need.
+    Scores per image are compared if both runs have them from the same scorer; a Fréchet distance by the influence of
+    each pair on it. For a feature extractor, the energy distance between A's and B's features tests whether the images
+    have the same distribution. Use runs with different seeds for this test, since images that share random numbers are
+    alike.
 
       specbench compare runs/eagle runs/cool_sd
       specbench compare runs/cool_sd/baseline runs/cool_sd      # with the vanilla images of the same run
@@ -137,10 +140,10 @@ def compare(line: CommandLine) -> int:
     """
     from specbench.compare import comparison, passes, wording
 
-    found = comparison.compare(*map(passes.read, line.words))
-    print(wording.report(found))
+    result = comparison.compare(*map(passes.read, line.words))
+    print(wording.report(result))
     if out := line["out"]:
-        write_atomically(out, wording.to_csv(found).encode())
+        write_atomically(out, wording.to_csv(result).encode())
         print(f"wrote {out}")
     return 0
 
@@ -148,16 +151,16 @@ def compare(line: CommandLine) -> int:
 @command(
     "breakdown",
     {
-        "RUN": Words("the folder of a run; followed by /baseline, its vanilla images", 1),
-        "out=FILE.csv": Own("path", "a file for the rows", written=True),
+        "RUN": Words("the folder of a run, or RUN/baseline for its vanilla images", 1),
+        "out=FILE.csv": Argument("path", "a file for the rows", written=True),
     },
     tables={"columns of out=:": "specbench.compare.breakdown:COLUMNS"},
 )
 def breakdown(line: CommandLine) -> int:
-    """Acceptance, step compression and speed-up of runs by category of prompt (where the data set has categories: those
-    of PartiPrompts, tasks of GenEval, layouts of scenes, a column `category` of your own file), by caption length
-    (thirds of the prompts) and by position in the image. Decodes nothing. Speed-ups are against the vanilla images of
-    the same run.
+    """Acceptance, step compression and speed-up of runs by category of prompt (if the data set has them: categories of
+    PartiPrompts, tasks of GenEval, layouts of scenes, a column `category` in your own file), by caption length (thirds
+    of the prompts) and by position in the image. Decodes nothing. Speed-ups are against the vanilla images of the same
+    run.
 
       specbench breakdown first
       specbench breakdown first second out=groups.csv
@@ -167,11 +170,11 @@ def breakdown(line: CommandLine) -> int:
     from specbench.storage.csv_text import csv_text
 
     rows = []
-    for one in map(read, line.words):
-        found = of_pass(one)
-        print(f"{one.method}, {len(one.records)} images in {one.path}; {INTERVALS}")
-        print("\n".join(table(found)) if found else "One category, one length, and no raster order: nothing to show.")
-        rows += found
+    for decoded in map(read, line.words):
+        groups = of_pass(decoded)
+        print(f"{decoded.method}, {len(decoded.records)} images in {decoded.path}; {INTERVALS}")
+        print("\n".join(table(groups)) if groups else "One category, one length, and no raster order: nothing to show.")
+        rows += groups
     if out := line["out"]:
         write_atomically(out, csv_text(ROWS.columns, rows).encode())
         print(f"wrote {out}")

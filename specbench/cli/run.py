@@ -1,8 +1,8 @@
 """`specbench run`: checks the arguments of all jobs, then starts the first one.
 
-Without arguments of Hydra itself, the runs are started here, one after the other. With them, Hydra starts them, in
-other processes if its launcher does so: it composes only its own section and sweeps over the number of the run.
-Importing this module imports neither torch nor Hydra.
+Without arguments of Hydra itself, the runs are started here, one after the other. With such arguments, Hydra starts
+them, in other processes if its launcher does so. It composes only its own section, and sweeps over the number of the
+run. Importing this module imports neither torch nor Hydra.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbench.cli.arguments import CommandLine, Own, command
+from specbench.cli.arguments import Argument, CommandLine, command
 from specbench.cli.commands import FAILED, USAGE, code_of, fail
 from specbench.config import command_line
 from specbench.errors import RunError, UsageError, one_line
@@ -30,39 +30,41 @@ if TYPE_CHECKING:
     from specbench.config.configuration import Job
 
 GRID = "grid.json"  # in a grid's folder: the arguments of `specbench run -m`
-_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  # of Hydra
+_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  # Hydra's choices
 
 
 @command(
     "run",
     {
-        "-m, --multirun": Own("flag", "a grid: several values of a parameter, a job for each combination"),
-        "--dry-run": Own("flag", "images, time, hours on a GPU, disk, memory and what to fetch; decodes nothing"),
-        "device_for=NAME": Own("string", "GPU for --dry-run, such as h200"),
-        "-c, --cfg WHAT": Own("string", "show the configuration that a run would use", choices=("job", "hydra", "all")),
-        "--hydra-help": Own("flag", "Hydra's own arguments: launchers and sweepers of grids, logging"),
-        "--info [WHAT]": Own("string", "what Hydra knows of the configuration", choices=_INFO),
+        "-m, --multirun": Argument("flag", "a grid: several values of a parameter, a job for each combination"),
+        "--dry-run": Argument("flag", "images, time, hours on a GPU, disk, memory and what to fetch; decodes nothing"),
+        "device_for=NAME": Argument("string", "GPU for --dry-run, such as h200"),
+        "-c, --cfg WHAT": Argument(
+            "string", "show the configuration that a run would use", choices=("job", "hydra", "all")
+        ),
+        "--hydra-help": Argument("flag", "Hydra's own arguments: launchers and sweepers of grids, logging"),
+        "--info [WHAT]": Argument("string", "Hydra's information on the configuration", choices=_INFO),
     },
     others=["specbench.config.parameters:table"],
     manual="specbench.cli.manual:run",
 )
 def main(line: CommandLine) -> int:
     """Runs a method on a model: decodes prompts, scores the images, times them against vanilla decoding, and writes one
-    row. out=DIR chooses the run's folder (otherwise runs/<date>/<time>-<id>/). The same command with the same out=
-    continues a run that was stopped. Exit code 3: done, but a named metric has no value.
+    row. out=DIR chooses the run's folder (default: runs/<date>/<time>-<id>/). If a run was stopped, the same command
+    with the same out= continues it. Exit code 3: done, but a requested metric has no value.
 
       specbench run method=cool_sd delta=1.1 n=16 out=first
       specbench run method=sd rule=cool delta=2                            any drafter with any rule
       specbench run prompts=my.txt                                         every line of a file
       specbench run -m method=cool_sd delta=1.1,2 nu=0.5,0.7 out=grid      a job for each combination
       specbench run -m experiment=coolsd_delta                             a grid from conf/experiment
-      specbench run --dry-run                                              what a run would take
+      specbench run --dry-run                                              what a run would need
       specbench run --cfg job                                              the configuration that it would use
       specbench run protocol=coolsd_table1 model=llamagen_xl method=cool_sd delta=1.1
                                                                            after specbench fetch
 
-    The parameters depend on the choices: specbench run method=sjd_pac model=emu3 --help. Of a server's images
-    (vLLM-Omni, SGLang): specbench run engine=http --help. Of each choice: specbench list methods.
+    The parameters depend on the choices: specbench run method=sjd_pac model=emu3 --help. For images from a server
+    (vLLM-Omni, SGLang): specbench run engine=http --help. For all choices: specbench list methods.
     """
     from specbench.config import configuration
 
@@ -92,13 +94,13 @@ def main(line: CommandLine) -> int:
         for error in launch(plan, overrides):
             raise error
     except KeyboardInterrupt as e:
-        folder = getattr(e, "folder", None)  # of run.Stopped
-        raise KeyboardInterrupt(f"{e}; to go on: {_command(overrides, folder)}" if folder else str(e)) from e
+        folder = getattr(e, "folder", None)  # an attribute of run.Stopped
+        raise KeyboardInterrupt(f"{e}; to continue: {_command(overrides, folder)}" if folder else str(e)) from e
     return code_of(plan.runs)
 
 
 def _show(what: str, jobs: Sequence[Job], overrides: Sequence[str]) -> int:
-    """Prints the configurations of the jobs, that of Hydra, or both."""
+    """Prints the configurations of the jobs, Hydra's configuration, or both."""
     import yaml
 
     if what != "hydra":
@@ -108,7 +110,7 @@ def _show(what: str, jobs: Sequence[Job], overrides: Sequence[str]) -> int:
 
 
 def grid(plan: Plan[PlannedRun], overrides: Sequence[str]) -> int:
-    """Runs the jobs of a grid. One that fails does not stop the others."""
+    """Runs the jobs of a grid. A failed job does not stop the others."""
     from specbench.harness.run import check
 
     root, again = plan.home, _command(["-m", *overrides], plan.home)
@@ -125,12 +127,12 @@ def grid(plan: Plan[PlannedRun], overrides: Sequence[str]) -> int:
     try:
         failed = launch(plan, overrides)
     except KeyboardInterrupt as e:
-        raise KeyboardInterrupt(f"{str(e) or 'stopped'}; to go on: {again}") from e
+        raise KeyboardInterrupt(f"{str(e) or 'stopped'}; to continue: {again}") from e
     code = code_of(plan.runs)
     if not failed:
         return code
     count = f"{len(failed)} of {len(plan.runs)}"
-    print(f"specbench: {count} jobs failed; only they run again with {again}", file=sys.stderr)
+    print(f"specbench: {count} jobs failed; to run only these again: {again}", file=sys.stderr)
     return USAGE if all(isinstance(error, UsageError) for error in failed) else FAILED
 
 
@@ -146,12 +148,12 @@ def start(planned: PlannedRun) -> None:
     from specbench.harness.run import run
 
     if planned.label:
-        sys.stderr.write(f"specbench: {planned.label}\n")  # print would write the end of the line separately
+        sys.stderr.write(f"specbench: {planned.label}\n")  # print would write the newline separately
     print(run(planned.config, planned.folder, asked=planned.asked).report(), flush=True)
 
 
 def _outcome(planned: PlannedRun) -> Exception | None:
-    """Starts a run; returns the error that ended it. In a grid it is printed, and the next one is started."""
+    """Starts a run and returns the error that ended it. In a grid the error is printed, and the next run starts."""
     try:
         start(planned)
     except Exception as e:
@@ -160,12 +162,12 @@ def _outcome(planned: PlannedRun) -> Exception | None:
         known = isinstance(e, UsageError | RunError)
         text = str(e) if known else f"{type(e).__name__}: {e}"
         fail(text, USAGE)
-        return e if known else RunError(text)  # which other processes can send
+        return e if known else RunError(text)  # which can be pickled
     return None
 
 
 def launch(plan: Plan[PlannedRun], overrides: Sequence[str]) -> list[Exception]:
-    """Starts a single run, or the runs of a grid; returns the errors of the runs that failed."""
+    """Starts a single run, or the runs of a grid, and returns the errors of the runs that failed."""
     runs, hydras = plan.runs, hydras_own(overrides)
     if not hydras:
         outcomes = [_outcome(run) for run in runs]
@@ -187,7 +189,7 @@ def hydras_own(overrides: Sequence[str]) -> list[str]:
 
 @contextmanager
 def _hydra() -> Iterator[Any]:
-    """Hydra over conf/; restores the handlers of the root logger afterwards."""
+    """Hydra with conf/; restores the handlers of the root logger afterwards."""
     from hydra.core.global_hydra import GlobalHydra
 
     from specbench.config import configuration
@@ -203,12 +205,12 @@ def _same_logging() -> Iterator[None]:
     try:
         yield
     finally:
-        root.handlers[:] = handlers  # --hydra-help leaves one that writes to stdout
+        root.handlers[:] = handlers  # --hydra-help adds one that writes to stdout
         root.setLevel(level)
 
 
 def by_hydra(arguments: Sequence[str]) -> int:
-    """Hydra's own command line over conf/: prints its help, its configuration or completions."""
+    """Hydra's own command line with conf/: prints its help, its configuration or completions."""
     import hydra
     from hydra.core.utils import env_override
 
@@ -230,11 +232,11 @@ def by_hydra(arguments: Sequence[str]) -> int:
 
 
 def of_jobs(jobs: Sequence[Job], multirun: bool, new: Path) -> Plan[PlannedRun]:
-    """The run of a command line, or the runs of its grid, each in its folder inside one folder. new: the folder where
-    out= names none. UsageError for a grid that names several, or one that Hydra cannot read."""
+    """The run of a command line, or the runs of its grid, each in its folder inside one folder. new: the folder if out=
+    is not given. UsageError for a grid with several out=, or for a folder name that Hydra cannot read."""
     outs = {job.cfg["out"] for job in jobs}
     if len(outs) > 1:
-        raise UsageError("out= names the folder of the grid: give one")
+        raise UsageError("out= names the folder of the grid: give only one")
     root = home.expanded(outs.pop() or new)
     if not multirun:
         return Plan(str(root), root, (PlannedRun(root, jobs[0].cfg, asked=jobs[0].asked),))
@@ -249,14 +251,14 @@ def of_jobs(jobs: Sequence[Job], multirun: bool, new: Path) -> Plan[PlannedRun]:
 
 
 def write_grid(root: Path, arguments: Sequence[str]) -> None:
-    """Keeps the arguments of a grid in its folder, from which `status` and `resume` read them."""
+    """Stores the arguments of a grid in its folder, from which `status` and `resume` read them."""
     write_atomically(root / GRID, (json.dumps(list(arguments)) + "\n").encode())
 
 
 def arguments_of(root: Path) -> list[str]:
-    """The arguments of the grid in a folder. UsageError where they cannot be read."""
-    found = read_json(root / GRID, list[str], "give the `specbench run -m` that started the grid")
-    return list(found)
+    """The arguments of the grid in a folder. UsageError if they cannot be read."""
+    arguments = read_json(root / GRID, list[str], "repeat the `specbench run -m` that started the grid")
+    return list(arguments)
 
 
 def is_suite(folder: Path) -> bool:
@@ -275,5 +277,5 @@ def in_folder(folder: Path) -> Plan[Any]:
         return suites.plan(suites.in_folder(folder), folder)
     from specbench.config import configuration
 
-    given = [*arguments_of(folder), f"out={command_line.quoted(str(folder))}"]
-    return of_jobs(configuration.grid(given, multirun=True), True, folder)
+    arguments = [*arguments_of(folder), f"out={command_line.quoted(str(folder))}"]
+    return of_jobs(configuration.grid(arguments, multirun=True), True, folder)

@@ -1,10 +1,10 @@
-"""`specbench report` and `push`: results for others."""
+"""`specbench report` and `push`: share results."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from specbench.cli.arguments import CommandLine, Own, Words, command
+from specbench.cli.arguments import Argument, CommandLine, Words, command
 from specbench.cli.rows import say
 from specbench.errors import UsageError
 from specbench.storage import home
@@ -17,25 +17,27 @@ _GALLERY = Path("results/gallery")
     "report",
     {
         "SOURCE": Words(
-            "FILE.csv, FILE.parquet or a store (runs/results.sqlite) gives its rows; a folder the rows of its CSV and"
-            " Parquet files, and rows and images of every run at or below it, including those of a grid or suite"
+            "a file of rows (FILE.csv, FILE.parquet or a store such as runs/results.sqlite), or a folder: the rows of"
+            " its CSV and Parquet files, and rows and images of every run in it, including runs of grids and suites"
             " (default: the rows in results/)"
         ),
-        "out=FILE.html": Own("path", "file of the page", default="report.html"),
-        "runs=DIR,DIR": Own(
+        "out=FILE.html": Argument("path", "file of the page", default="report.html"),
+        "runs=DIR,DIR": Argument(
             "string",
-            "more folders whose runs are shown with their images: of one run, of several, of a grid (default:"
+            "more folders whose runs are shown with their images: one run, several runs, or a grid (default:"
             f" {_GALLERY} if it exists, for images only)",
         ),
-        "keep=DIR": Own("path", "a folder for the shown images, so that another report can show them without the runs"),
-        "pictures=N": Own(
-            "integer", "prompts whose images are shown, the first ones of every run", low=0, high=10_000, default="8"
+        "keep=DIR": Argument(
+            "path", "a folder for the shown images, so that another report can show them without the runs"
+        ),
+        "pictures=N": Argument(
+            "integer", "number of prompts whose images are shown, from the first on", low=0, high=10_000, default="8"
         ),
     },
 )
 def report(line: CommandLine) -> int:
-    """Draws one page from rows: a leaderboard, a trade-off plot, the images of the same prompt under several methods,
-    maps of acceptance, audit verdicts, and the command for every number. The page is one file and fetches nothing.
+    """Draws one page from rows: a leaderboard, a trade-off plot, the images of the same prompt from several methods,
+    maps of acceptance, audit verdicts, and the command for every number. The page is one file and loads nothing else.
 
       specbench report
       specbench report runs/2026-11-21
@@ -51,12 +53,12 @@ def report(line: CommandLine) -> int:
         raise UsageError(f"runs={line['runs']} has an empty folder name; remove the extra comma")
     gallery = [_GALLERY] if line.words and not parts and _GALLERY.is_dir() else []
     sources = [home.expanded(word) for word in line.words] or [Path("results")]
-    found = report.gather(sources, [home.expanded(part) for part in parts], line["pictures"], gallery)
-    say(found.notes)
+    content = report.gather(sources, [home.expanded(part) for part in parts], line["pictures"], gallery)
+    say(content.notes)
     if line["keep"]:
-        report.keep(found, line["keep"])
-    write_atomically(out, report.page(found).encode())
-    shown = f"{len(found.rows)} runs, {sum(map(len, found.shots.values()))} images, {len(found.audits)} audits"
+        report.keep(content, line["keep"])
+    write_atomically(out, report.page(content).encode())
+    shown = f"{len(content.rows)} runs, {sum(map(len, content.shots.values()))} images, {len(content.audits)} audits"
     print(f"wrote {out}: {shown}, {out.stat().st_size / 1e6:.1f} MB")
     return 0
 
@@ -65,20 +67,20 @@ def report(line: CommandLine) -> int:
     "push",
     {
         "PATH": Words("a folder of runs, a CSV of rows, or the folder of a drafter that specbench train wrote", 1),
-        "repository=OWNER/NAME": Own(
-            "string", "OWNER/NAME on the hub; it is made if it is not there", pattern=r"[\w.-]+/[\w.-]+"
+        "repository=OWNER/NAME": Argument(
+            "string", "OWNER/NAME on the hub; it is created if it does not exist", pattern=r"[\w.-]+/[\w.-]+"
         ),
-        "to=DIR": Own("path", "a folder to write the files into, instead of a hub"),
-        "private=": Own("flag", "a new repository is private", default="false"),
-        "images=": Own("flag", "the images of the runs are sent, too", default="false"),
-        "--dry-run": Own("flag", "print the card and the files, and send nothing"),
+        "to=DIR": Argument("path", "a folder to write the files into, instead of a hub"),
+        "private=": Argument("flag", "make a new repository private", default="false"),
+        "images=": Argument("flag", "also send the images of the runs", default="false"),
+        "--dry-run": Argument("flag", "print the card and the files, and send nothing"),
     },
 )
 def push(line: CommandLine) -> int:
     """Sends rows or a drafter to a repository of the Hugging Face hub (or of HF_ENDPOINT), with a card, or writes them
-    into a folder. The hub's login is that of `hf auth login`, or HF_TOKEN. Rows become a data set: rows.csv, and of
-    every run its records, its configuration without folders and addresses of this machine, and its contact sheet. A
-    drafter becomes a model.
+    into a folder. Log in with `hf auth login`, or set HF_TOKEN. Rows become a data set: rows.csv and, for every run,
+    its records, its configuration without folders and addresses of this machine, and its contact sheet. A drafter
+    becomes a model.
 
       specbench push first second repository=me/runs
       specbench push drafters/eagle repository=me/eagle-for-llamagen --dry-run

@@ -1,4 +1,4 @@
-"""`specbench tables` and `suite`: run what the tables still need, then draw them from their rows."""
+"""`specbench tables` and `suite`: execute the missing runs, then draw the tables from their rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 from tqdm import tqdm
 
 from specbench.bench.devices import DEVICES, only_dry
-from specbench.cli.arguments import Arguments, CommandLine, Own, Words, command
+from specbench.cli.arguments import Argument, Arguments, CommandLine, Words, command
 from specbench.cli.commands import code_of
 from specbench.config import parameters
 from specbench.errors import UsageError, unknown, values
@@ -29,39 +29,41 @@ from specbench.tables.suites import Suite
 
 
 def by_default() -> list[Table]:
-    """The tables that are drawn where none is named: all but those that take hours, and those of plug-ins."""
+    """The tables that are drawn by default: all except those that take hours, and those of plug-ins."""
     shipped = (table for name, table in TABLES.items() if parameters.plugin_of("suite", name) is None)
     return [table for table in shipped if not table.on_request]
 
 
 def drawing(what: str) -> Arguments:
-    """How the runs of a table or a suite (`what`: its lines, or runs) are made and drawn."""
+    """The arguments on executing and drawing the runs of a table or a suite (`what`: "lines" or "runs")."""
     return {
-        "--jobs N": Own(
+        "--jobs N": Argument(
             "integer",
-            f"how many {what} at a time, each in a process of one thread, or 1, in this process; those whose seconds"
-            " are measured run one after the other",
+            f"how many {what} at a time, each in a process of one thread (1: in this process); those whose seconds are"
+            " measured run one after the other",
             low=1,
             default="1",
         ),
-        "--no-run": Own("flag", "draw from the rows there are; what is missing stays marked"),
-        "--dry-run": Own("flag", "say what would run: images, time, GPU hours, disk, memory, downloads, commands"),
-        "device_for=NAME": Own("string", f"GPU for --dry-run: {', '.join(DEVICES)}", offers=lambda: DEVICES),
-        "--format NAME,NAME": Own("string", f"any of {','.join(render.FORMATS)}", default="md,latex"),
+        "--no-run": Argument("flag", "draw from the existing rows; missing values are marked"),
+        "--dry-run": Argument(
+            "flag", "print what would run: images, time, GPU hours, disk, memory, downloads, commands"
+        ),
+        "device_for=NAME": Argument("string", f"GPU for --dry-run: {', '.join(DEVICES)}", offers=lambda: DEVICES),
+        "--format NAME,NAME": Argument("string", f"any of {','.join(render.FORMATS)}", default="md,latex"),
     }
 
 
 def _arguments() -> Arguments:
     hours = sorted(set(TABLES) - {table.id for table in by_default()})
     return {
-        "ID": Words(f"which tables, as --list names them (default: all but {', '.join(hours)})", offers=lambda: TABLES),
-        "--list": Own("flag", "show each table's state, rows and title, and stop"),
-        "--model NAME": Own("string", f"the target to measure (default: each table's own, mostly {DEFAULT_MODEL})"),
-        "--n N": Own("integer", "prompts per run (default: each table's own)", low=1),
-        "--seeds N,N": Own(
+        "ID": Words(f"tables, as --list names them (default: all except {', '.join(hours)})", offers=lambda: TABLES),
+        "--list": Argument("flag", "show each table's state, rows and title, and exit"),
+        "--model NAME": Argument("string", f"the target to measure (default: the table's own, mostly {DEFAULT_MODEL})"),
+        "--n N": Argument("integer", "prompts per run (default: the table's own)", low=1),
+        "--seeds N,N": Argument(
             "integers",
             "run every line with each of these seeds; values are means over them, ± the standard deviation between them"
-            " (default: each table's own seed; of a paper's protocol the first)",
+            " (default: the table's own seed; for a paper's protocol its first)",
             low=0,
         ),
         **drawing("lines"),
@@ -72,13 +74,13 @@ def _arguments() -> Arguments:
 def main(
     line: CommandLine, bench: Bench | None = None, results: Path = Path("results"), runs: Path = Path("runs")
 ) -> int:
-    """Runs what the tables still need, then draws them from their rows."""
+    """Executes the runs that the tables still need, then draws the tables from their rows."""
     for name in line.words:
         if name not in TABLES:
             raise unknown("table", name, TABLES)
     tables = [TABLES[name] for name in dict.fromkeys(line.words)]
     tables = tables or [table for table in TABLES.values() if line["--list"]] or by_default()
-    if (model := line["--model"]) and not line.words:  # those whose methods the model can have
+    if (model := line["--model"]) and not line.words:  # only tables whose methods the model supports
         kind = parameters.kind("model", model)
         tables = [table for table in tables if parameters.kind("model", table.model) == kind]
     formats = render.formats(line["--format"])
@@ -101,7 +103,7 @@ def main(
                 ran += [run for run in todo.runs if run.folder in started]
             draw(*render.of_table(todo, _command(table, line), results / "tables", formats))
     if line["--list"]:
-        print(f"\nRun what a table lacks, and draw it: {_command(None, line)}")
+        print(f"\nTo run the missing lines of a table and draw it: {_command(None, line)}")
     return code_of(ran)
 
 
@@ -111,7 +113,7 @@ def say(text: str) -> None:
 
 
 def _command(table: Table | None, line: CommandLine) -> str:
-    """What fills a table; None: any of them."""
+    """The command that completes a table; None: any table."""
     arguments = ["specbench tables", table.id if table else "ID"]
     if line["--model"] not in (None, table and table.model):
         arguments += ["--model", line["--model"]]
@@ -123,37 +125,37 @@ def _command(table: Table | None, line: CommandLine) -> str:
 
 
 def draw(sheet: TableSheet, files: Iterable[Path]) -> None:
-    """Prints a sheet, and the paths of its files."""
+    """Prints a sheet and the paths of its files."""
     print(render.markdown(sheet))
     for path in files:
         print(f"wrote {path}")
 
 
-#: Keys of a suite that the command line may give.
-_OWN = ("n", "models", "prompts", "seeds", "metrics", "batch", "timed")
+#: Keys of a suite that the command line may change.
+KEYS = ("n", "models", "prompts", "seeds", "metrics", "batch", "timed")
 STEM = "suite"
 
 
 @command(
     "suite",
     lambda: {
-        "NAME|FILE.yaml": Words("a suite that --list names, or a file of your own", most=1, offers=suite_files.names),
-        "--list": Own("flag", "show every suite that is shipped, and stop"),
+        "NAME|FILE.yaml": Words("a suite that --list names, or your own file", most=1, offers=suite_files.names),
+        "--list": Argument("flag", "show every suite that is included, and exit"),
         **drawing("runs"),
     },
-    others=["specbench.cli.tables:_OWN", "specbench.config.parameters:table"],
+    others=["specbench.cli.tables:KEYS", "specbench.config.parameters:table"],
 )
 def suite(line: CommandLine, bench: Bench | None = None) -> int:
-    """Runs several methods on several models, prompts and seeds, as one YAML names them, and draws their table.
-    name=value stands in the place of what the file says: n, models, prompts, seeds, metrics, batch, timed, a parameter
-    of all runs such as device=cuda, and out=DIR, the suite's folder (default: runs/suites/NAME).
+    """Runs several methods on several models, prompts and seeds, as one YAML file names them, and draws their table.
+    name=value replaces a value of the file: n, models, prompts, seeds, metrics, batch, timed, a parameter of all runs
+    such as device=cuda, and out=DIR, the suite's folder (default: runs/suites/NAME).
     """
     if line["--list"]:
-        for name, told in parameters.choices(suite_files.GROUP).items():
-            print(f"{name:22} {told}")
+        for name, meaning in parameters.choices(suite_files.GROUP).items():
+            print(f"{name:22} {meaning}")
         return 0
     if not line.words:
-        raise UsageError("name a suite: specbench suite NAME, or FILE.yaml (specbench suite --list)")
+        raise UsageError("name a suite: specbench suite NAME or FILE.yaml (specbench suite --list shows the names)")
     formats = render.formats(line["--format"])
     chosen, out = _read(line.words[0], line.others)
     only_dry(line["device_for"], line["--dry-run"])
@@ -169,7 +171,7 @@ def suite(line: CommandLine, bench: Bench | None = None) -> int:
 def execute(
     suite: Suite, out: Path, bench: Bench, jobs: int, formats: Sequence[str] = ("md", "latex"), no_run: bool = False
 ) -> int:
-    """Runs a suite, or the rest of it, in its folder, and draws its table."""
+    """Executes the missing runs of a suite in its folder, and draws its table."""
     todo = suites.plan(suite, out)
     with locked(out, lambda: suites.check_folder(out)):
         suites.write_definition(suite, out)
@@ -184,7 +186,7 @@ def execute(
             else:
                 done, failed = suites.run(todo, bench, say, jobs)
         except KeyboardInterrupt as e:
-            raise KeyboardInterrupt(f"{str(e) or 'stopped'}; to go on: {todo.command}") from None
+            raise KeyboardInterrupt(f"{str(e) or 'stopped'}; to continue: {todo.command}") from None
         sheet, table, rows = suite_sheet.build(done)
         draw(sheet, render.files(sheet, table, rows, out, STEM, formats, cells=f"{STEM}_cells.csv"))
         if any(rows.values()):
@@ -196,25 +198,25 @@ def execute(
 
 
 def _read(name: str, arguments: Sequence[str]) -> tuple[Suite, Path]:
-    """The suite of a name or a file, changed by the arguments, and its folder."""
+    """The suite with a name or in a file, changed by the arguments, and its folder."""
     path = home.expanded(name)
     is_file = path.suffix in (".yaml", ".yml")
     source = suite_files.of_file(path) if is_file else suite_files.named(name)
-    held: dict[str, Any] = dict(source.held)
-    given = _given(arguments)
+    content: dict[str, Any] = dict(source.content)
+    overrides = _values(arguments)
     called = source.definition.name or (path.stem if is_file else name)
-    out = home.expanded(given.pop("out", Path("runs", "suites", called)))
-    held |= {key: given.pop(key) for key in _OWN if key in given}
-    if given:
-        held["with"] = {**source.mapping("with", held.get("with")), **given}
-    return suites.read(Source(source.name, held), called), out
+    out = home.expanded(overrides.pop("out", Path("runs", "suites", called)))
+    content |= {key: overrides.pop(key) for key in KEYS if key in overrides}
+    if overrides:
+        content["with"] = {**source.mapping("with", content.get("with")), **overrides}
+    return suites.read(Source(source.name, content), called), out
 
 
-def _given(arguments: Sequence[str]) -> dict[str, Any]:
+def _values(arguments: Sequence[str]) -> dict[str, Any]:
     texts = values(arguments, {argument.partition("=")[0] for argument in arguments})
-    found: dict[str, Any] = {name: text if name == "out" else _scalar(text) for name, text in texts.items()}
+    parsed: dict[str, Any] = {name: text if name == "out" else _scalar(text) for name, text in texts.items()}
     lists = texts.keys() & {"models", "prompts", "seeds"}
-    return found | {name: [_scalar(one) for one in texts[name].split(",")] for name in lists}
+    return parsed | {name: [_scalar(part) for part in texts[name].split(",")] for name in lists}
 
 
 def _scalar(text: str) -> Any:

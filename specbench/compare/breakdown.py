@@ -1,8 +1,8 @@
 """Acceptance, steps and speed-up by category of prompt, caption length and position in the image, from records.
 
 Images of one prompt are not independent: every interval counts a prompt once (`summary.ratio` with the prompts as its
-groups), and has the quantiles of a t distribution with one degree of freedom less than prompts. It stays where the
-statistic can be, see `interval`.
+groups), and uses the quantiles of a t distribution with as many degrees of freedom as prompts, minus one. It does not
+leave the range of the statistic, see `interval`.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from specbench.storage.csv_text import RowFile
 
 Group = Mapping[str, Any]
 
-BANDS = 8  # most groups of rows of an image
-MOST_TOKENS = 2**20  # of an image
+BANDS = 8  # maximum number of groups of rows of an image
+MOST_TOKENS = 2**20  # maximum number of tokens in an image
 INTERVALS = f"{LEVEL:.0%} intervals in brackets count a prompt once"
 
 #: Statistics of a group, with their meanings; each also has the columns `_low` and `_high`.
 STATISTICS = {
     "acceptance_rate": "accepted / verified draft tokens; empty for positions, whose verified tokens are not recorded",
-    "step_compression": "tokens / target forward passes; of rows: tokens / those that are no accepted draft tokens",
-    "speedup_step": "vanilla's target forward passes on the same prompts (of rows: its tokens that are no accepted\n"
-    "draft) / the method's",
+    "step_compression": "tokens / target forward passes; for rows: tokens / tokens that are not accepted draft tokens",
+    "speedup_step": "vanilla's target forward passes on the same prompts (for rows: its tokens that are not accepted\n"
+    "draft tokens) / the method's",
     "speedup_latency": "vanilla's seconds / the method's, over the timed pairs at batch 1; empty for positions, and\n"
-    "where the timing of the run does not hold (timing_valid)",
+    "if the timing of the run is not valid (timing_valid)",
 }
 _HEADS = {"speedup_step": "steps saved", "speedup_latency": "speed-up in latency"}
-#: The columns of a CSV, with their meanings.
+#: The columns of a CSV file, with their meanings.
 COLUMNS = {
     "run_id": "run_id of the run",
     "method": "its preset",
     "by": "category (of the prompt, as its data set names it), caption length (thirds of the prompts by words) or\n"
     "position (rows of the image, from the top)",
-    "group": "the group",
-    "prompts": "prompts in it",
-    "images": "images in it",
+    "group": "name of the group",
+    "prompts": "number of prompts in it",
+    "images": "number of images in it",
     **{
         f"{name}{suffix}": line
         for name, meaning in STATISTICS.items()
@@ -65,31 +65,31 @@ COLUMNS = {
 ROWS = RowFile(COLUMNS, "breakdowns")
 
 
-def of_pass(one: ScoredPass) -> list[dict[str, Any]]:
-    """The breakdown of a pass, against the vanilla images that its run decoded for it, if there are any.
+def of_pass(scored_pass: ScoredPass) -> list[dict[str, Any]]:
+    """The breakdown of a pass, compared with the vanilla images that its run decoded for it, if any.
 
     Raises UsageError for a pass without steps (a server decoded) and for damaged records.
     """
-    images = one.records
+    images = scored_pass.records
     if summary.is_served(list(images.values())):
-        raise UsageError(f"{one.argument}: a server does not tell its steps, so there is nothing to break down")
+        raise UsageError(f"{scored_pass.argument}: a server reports no steps, so there is nothing to break down")
     vanilla: Mapping[int, Record] = {}
-    if not one.baseline and (one.folder / "baseline.jsonl").is_file():
-        vanilla = passes.read(str(one.folder / "baseline.jsonl")).records
-    both = sorted(images.keys() & vanilla.keys() if vanilla else images)
-    mine = _with_categories([images[i] for i in both], one.cfg)
-    found = _checked(
-        one, mine, [vanilla[i] for i in both] if vanilla else None, parameters.in_raster_order(one.cfg), one.again
-    )
-    return [{"run_id": one.run_id, "method": one.method, **row} for row in found]
+    if not scored_pass.baseline and (scored_pass.folder / "baseline.jsonl").is_file():
+        vanilla = passes.read(str(scored_pass.folder / "baseline.jsonl")).records
+    shared = sorted(images.keys() & vanilla.keys() if vanilla else images)
+    records = _with_categories([images[i] for i in shared], scored_pass.cfg)
+    baseline = [vanilla[i] for i in shared] if vanilla else None
+    raster = parameters.in_raster_order(scored_pass.cfg)
+    rows = _checked(scored_pass, records, baseline, raster, scored_pass.again)
+    return [{"run_id": scored_pass.run_id, "method": scored_pass.method, **row} for row in rows]
 
 
 def groups_of(a: ScoredPass, b: ScoredPass, pairs: Sequence[tuple[Record, Record]]) -> tuple[tuple[Group, Group], ...]:
-    """The breakdown of A over these pairs, and that of B with A as its baseline, group by group."""
-    first, second = (_with_categories([two[side] for two in pairs], a.cfg) for side in (0, 1))
+    """The breakdown of A over these pairs, and the breakdown of B with A as its baseline, group by group."""
+    first, second = (_with_categories([pair[side] for pair in pairs], a.cfg) for side in (0, 1))
     if summary.is_served([*first, *second]):
         return ()
-    # A group is named by A's prompts; those of B may differ in nothing but its version's category.
+    # A's prompts name the groups. B's prompts may differ only in the category of another version.
     second = [replace(y, id=x.id, prompt=x.prompt, category=x.category) for x, y in zip(first, second, strict=True)]
     raster = (
         parameters.in_raster_order(a.cfg)
@@ -99,24 +99,25 @@ def groups_of(a: ScoredPass, b: ScoredPass, pairs: Sequence[tuple[Record, Record
     return tuple(zip(_checked(a, first, None, raster), _checked(b, second, first, raster, b.again), strict=True))
 
 
-def _checked(one: ScoredPass, *arguments: Any) -> list[dict[str, Any]]:
+def _checked(scored_pass: ScoredPass, *arguments: Any) -> list[dict[str, Any]]:
     """`breakdown`, with a UsageError for damaged records."""
     try:
         return breakdown(*arguments)
     except (ValueError, IndexError, TypeError):
-        raise UsageError(f"{one.argument}: the steps in its records are damaged; decode it again") from None
+        raise UsageError(f"{scored_pass.argument}: the steps in its records are damaged; decode it again") from None
 
 
 def _with_categories(images: Sequence[Record], cfg: Mapping[str, Any]) -> list[Record]:
-    """Records of older versions have no category: from the prompts of the data set, where these are still there."""
+    """Adds categories to records of older versions, which have none, from the prompts of the data set if these
+    exist."""
     if not images or any(r.category is not None for r in images):
         return list(images)
     try:
         items = data.load({**cfg, "n": max(indices.prompt_of(r.index) for r in images) + 1})
     except (UsageError, KeyError):
         return list(images)
-    here = [items[indices.prompt_of(r.index)] for r in images]
-    return [replace(r, category=item.kind) if item.prompt == r.prompt else r for r, item in zip(images, here)]
+    current = [items[indices.prompt_of(r.index)] for r in images]
+    return [replace(r, category=item.kind) if item.prompt == r.prompt else r for r, item in zip(images, current)]
 
 
 def breakdown(
@@ -125,53 +126,55 @@ def breakdown(
     raster: bool = True,
     again: Sequence[Record] = (),
 ) -> list[dict[str, Any]]:
-    """The rows (`COLUMNS` without run_id and method) of some images; a category or a length that all share is left out.
+    """The rows (`COLUMNS` without run_id and method) of some images. A category or a length that all images share is
+    skipped.
 
     vanilla: the images of vanilla AR on the same prompts, in the same order; raster: whether tokens were committed in
     raster order, without which their positions are not known; again: see `timing.extended`.
-    Empty for images that a server decoded.
+    Returns [] for images that a server decoded.
     """
     if not images or summary.is_served(images):
         return []
     prompts = [r.id for r in images]
     shift = None if vanilla is None else timing.shift(images, vanilla, again)
-    found = []
+    rows = []
     for by, labels in (("category", [r.category for r in images]), ("caption length", _lengths(images))):
         names = sorted({label for label in labels if label is not None})
         for name in sorted(names, key=_order) if len(names) > 1 else ():
             members = [i for i, label in enumerate(labels) if label == name]
-            mine, theirs = [images[i] for i in members], vanilla and [vanilla[i] for i in members]
-            found.append(_row(by, name, mine, _whole(mine, theirs, shift)))
+            part, baseline = [images[i] for i in members], vanilla and [vanilla[i] for i in members]
+            rows.append(_row(by, name, part, _whole(part, baseline, shift)))
     if not raster or len({r.tokens for r in [*images, *(vanilla or ())]}) > 1:
-        return found
-    groups, own, theirs_own = _numbers(prompts), _own(images), None if vanilla is None else _own(vanilla)
+        return rows
+    groups, step_ends = _numbers(prompts), _step_ends(images)
+    baseline_ends = None if vanilla is None else _step_ends(vanilla)
     for name, first, last in _bands(images[0].tokens):
-        steps = own[:, first:last].sum(1).tolist()
+        steps = step_ends[:, first:last].sum(1).tolist()
         estimates = {"step_compression": summary.ratio([last - first] * len(steps), steps, groups)}
-        if theirs_own is not None:
-            estimates["speedup_step"] = summary.ratio(theirs_own[:, first:last].sum(1).tolist(), steps, groups)
-        found.append(_row("position", name, images, estimates))
-    return found
+        if baseline_ends is not None:
+            estimates["speedup_step"] = summary.ratio(baseline_ends[:, first:last].sum(1).tolist(), steps, groups)
+        rows.append(_row("position", name, images, estimates))
+    return rows
 
 
 def _whole(images: Sequence[Record], vanilla: Sequence[Record] | None, shift: float | None) -> dict[str, Estimate]:
     """The statistics of whole images; shift: see `timing.shift`."""
     groups = _numbers([r.id for r in images])
-    found = {
+    estimates = {
         "acceptance_rate": summary.ratio([r.accepted for r in images], [r.drafted for r in images], groups),
         "step_compression": summary.ratio([r.tokens for r in images], [r.steps for r in images], groups),
     }
     if vanilla is None:
-        return found
-    found["speedup_step"] = summary.ratio([r.steps for r in vanilla], [r.steps for r in images], groups)
+        return estimates
+    estimates["speedup_step"] = summary.ratio([r.steps for r in vanilla], [r.steps for r in images], groups)
     pairs = [pair for pair in timing.pairs(images, vanilla) if len(pair.images) == 1]
     if pairs and shift is not None:
-        of = [groups[pair.images[0]] for pair in pairs]
-        faster = summary.ratio([p.vanilla_s for p in pairs], [p.method_s for p in pairs], of)
+        paired_groups = [groups[pair.images[0]] for pair in pairs]
+        faster = summary.ratio([p.vanilla_s for p in pairs], [p.method_s for p in pairs], paired_groups)
         if faster.value is not None and faster.stderr is not None:
             faster = Estimate(faster.value, math.hypot(faster.stderr, shift * faster.value))
-        found["speedup_latency"] = faster
-    return found
+        estimates["speedup_latency"] = faster
+    return estimates
 
 
 def _row(by: str, group: str, images: Sequence[Record], estimates: Mapping[str, Estimate]) -> dict[str, Any]:
@@ -187,35 +190,35 @@ def _row(by: str, group: str, images: Sequence[Record], estimates: Mapping[str, 
 
 
 def interval(value: float, stderr: float, prompts: int, share: bool) -> tuple[float, float]:
-    """The interval of a share, inside [0, 1], or of a ratio above 0, from the standard error over so many prompts.
+    """The interval of a share, within [0, 1], or of a ratio above 0, from the standard error over this many prompts.
 
     A share p has Wilson's interval (1927) with the size n of a simple sample of the same error, p (1 - p) / stderr^2,
-    and the t quantile: all q with |p - q| <= t sqrt(q (1 - q) / n). For p = 0 and p = 1, where the error is 0 and says
-    nothing, n is the number of prompts, as if all tokens of a prompt agreed. A ratio r has the interval of its
+    and the t quantile: all q with |p - q| <= t sqrt(q (1 - q) / n). For p = 0 and p = 1, where the error is 0 and not
+    informative, n is the number of prompts, as if all tokens of a prompt agreed. A ratio r has the interval of its
     logarithm, r exp(+- t stderr / r).
     """
     from scipy import stats
 
     t = float(stats.t.ppf((1 + LEVEL) / 2, prompts - 1))
-    inner = 0 < value < 1
-    if not stderr and (inner or not share):
+    is_inner = 0 < value < 1
+    if not stderr and (is_inner or not share):
         return value, value
     if not share:
         wide = min(t * stderr / value, 100.0)
         return value * math.exp(-wide), value * math.exp(wide)
-    added = t * t / (value * (1 - value) / stderr**2 if inner else prompts)
+    added = t * t / (value * (1 - value) / stderr**2 if is_inner else prompts)
     middle, half = value + added / 2, math.sqrt(added * value * (1 - value) + added * added / 4)
     return max(0.0, (middle - half) / (1 + added)), min(1.0, (middle + half) / (1 + added))
 
 
 def _numbers(names: Sequence[str]) -> list[int]:
-    """The number of each name among the different ones."""
+    """The number of each name: equal names have the same one."""
     numbers: dict[str, int] = {}
     return [numbers.setdefault(name, len(numbers)) for name in names]
 
 
 def _lengths(images: Sequence[Record]) -> list[str]:
-    """The third of the prompts to which each image's prompt belongs, by words: "up to 5 words"."""
+    """For each image, the third of the prompts (by words) that its prompt belongs to: "up to 5 words"."""
     words = {r.id: len(r.prompt.split()) for r in images}
     ordered = sorted(words.values())
     low, high = (ordered[math.ceil(len(ordered) * k / 3) - 1] for k in (1, 2))
@@ -226,13 +229,13 @@ def _lengths(images: Sequence[Record]) -> list[str]:
 
 
 def _order(label: str) -> tuple[int, str]:
-    """Lengths from the shortest to the longest, categories by name."""
+    """A sort key: lengths from the shortest to the longest, categories by name."""
     kind = 0 if label.startswith("up to ") else 2 if label.endswith(" words or more") else 1
     return kind, label
 
 
 def _bands(tokens: int) -> list[tuple[str, int, int]]:
-    """Groups of rows of a square image, or of positions of another one: name, first token, the one after the last."""
+    """Groups of rows of a square image, or of positions of another image: name, first token, last token + 1."""
     side = math.isqrt(tokens)
     unit, what, per = (side, "row", side) if side * side == tokens else (tokens, "token", 1)
     edges = np.linspace(0, unit, min(BANDS, unit) + 1).round().astype(int).tolist()
@@ -241,9 +244,9 @@ def _bands(tokens: int) -> list[tuple[str, int, int]]:
     ]
 
 
-def _own(images: Sequence[Record]) -> np.ndarray:
-    """Whether each token (N, T) bool is no accepted draft token: a step ended there. ValueError for records that no
-    image can have."""
+def _step_ends(images: Sequence[Record]) -> np.ndarray:
+    """Whether a step ended at each token (N, T) bool, which is then not an accepted draft token. ValueError for records
+    that no image can have."""
     if max(r.tokens for r in images) > MOST_TOKENS:
         raise ValueError(f"an image of more than {MOST_TOKENS} tokens")
     return ~np.stack([summary.is_accepted_draft(r) for r in images])

@@ -1,6 +1,6 @@
-"""Two passes, image by image: the pairs, and their comparison by every statistic of an image and every metric's score.
+"""Compares two passes image by image: the pairs, and their comparison by every statistic of an image and every score.
 
-A pair is the image of one prompt in A and in B; several images of a prompt count once, by their mean. A Fréchet
+A pair is the image of one prompt in A and in B. Several images of a prompt count once, by their mean. A Fréchet
 distance, which a single image does not have, is compared by the influence of each pair on the difference.
 """
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from specbench.metrics.base import Metric
     from specbench.metrics.outputs import OutputCache
 
-FEWEST = 3  # pairs; two would leave one degree of freedom
-FEW = 20  # pairs, below which the t-test needs nearly normal differences
-MOST = 2000  # pairs whose features are compared; all their distances are in memory
+FEWEST = 3  # minimum number of pairs; two would leave one degree of freedom
+FEW = 20  # pairs; with fewer, the t-test needs nearly normal differences
+MOST = 2000  # maximum number of pairs whose features are compared; all their distances are in memory
 
 Pairs = Sequence[tuple[Record, Record]]
 Caches = tuple["OutputCache", "OutputCache"]
@@ -37,18 +37,17 @@ DistributionTests = dict[str, DistributionTest]  # by cache key of the feature e
 
 @dataclass(frozen=True)
 class Statistic:
-    """A statistic of an image, None where unknown, and the sentence for B having {d} {more} of it than A, where {more}
-    is one of `sides`.
-    {a}, {b}, {d} and {more} are placeholders; a name may contain braces of its own."""
+    """A statistic of an image (None if unknown), and the sentence that B has {d} {more} of it than A, where {more} is
+    one of `sides`. {a}, {b}, {d} and {more} are placeholders; a name may contain braces of its own."""
 
     name: str
-    of: Callable[[Record], float | None]
+    value: Callable[[Record], float | None]
     sentence: str
     sides: tuple[str, str] = ("more", "less")
 
     @property
     def resolution(self) -> float:
-        """Differences of an image up to this size are rounding."""
+        """Differences of an image up to this size are rounding errors."""
         return SHOWN[self.name].resolution if self.name in SHOWN else 0.0
 
 
@@ -63,7 +62,7 @@ STATISTICS = (
     Statistic(
         "acceptance_rate",
         lambda r: r.accepted / r.drafted if r.drafted else None,
-        "the acceptance rate of {b} is {d} {more} than that of {a}",
+        "the acceptance rate of {b} is {d} {more} than the one of {a}",
         ("higher", "lower"),
     ),
     Statistic("request_s", lambda r: r.request_s, "a request to {b} takes {d} s {more} than one to {a}"),
@@ -82,13 +81,14 @@ STATISTICS = (
     Statistic(
         "emitted_kl",
         lambda r: r.emitted_kl,
-        "the KL divergence of what is emitted from the target is {d} nats a token {more} with {b} than with {a}",
+        "the KL divergence of the emitted distribution from the target is {d} nats per token {more} with {b} than with"
+        " {a}",
         ("larger", "smaller"),
     ),
     Statistic(
         "emitted_tv",
         lambda r: r.emitted_tv,
-        "the total variation of what is emitted and the target is {d} {more} with {b} than with {a}",
+        "the total variation of the emitted distribution and the target is {d} {more} with {b} than with {a}",
         ("larger", "smaller"),
     ),
 )
@@ -96,8 +96,8 @@ STATISTICS = (
 
 @dataclass(frozen=True)
 class Result:
-    """The comparison of one statistic; `scorer`: its cache key; `units`: the units of a pair. p_holm,
-    wilcoxon_holm: adjusted over all tested statistics."""
+    """The comparison of one statistic. scorer: its cache key; units: the units of a pair; p_holm, wilcoxon_holm:
+    adjusted over all tested statistics."""
 
     statistic: Statistic
     scorer: str
@@ -109,7 +109,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Comparison:
-    """names: labels of A and B; remarks: what a reader must know first; untested: what was left out, and why."""
+    """names: labels of A and B; remarks: facts that a reader must know first; untested: skipped statistics, and why."""
 
     a: ScoredPass
     b: ScoredPass
@@ -128,7 +128,7 @@ class Comparison:
 
 
 def compare(a: ScoredPass, b: ScoredPass) -> Comparison:
-    """Compares two passes over the prompts that both have. The order of their records does not matter.
+    """Compares two passes over the prompts that both decoded. The order of their records does not matter.
 
     Raises UsageError for fewer than `FEWEST` pairs.
     """
@@ -138,16 +138,16 @@ def compare(a: ScoredPass, b: ScoredPass) -> Comparison:
     if same := sum(x.sha256 == y.sha256 for x, y in pairs):
         remarks.append(f"In {same} of {len(pairs)} pairs both images are the same, pixel for pixel.")
     if (prompts := len(set(_prompts(pairs)))) < len(pairs):
-        remarks.append(f"They are of {prompts} prompts: the mean over the images of a prompt counts once.")
+        remarks.append(f"They belong to {prompts} prompts: the mean over the images of a prompt counts once.")
     if len(pairs) < FEW:
-        remarks.append(f"Over {len(pairs)} pairs a t-test is valid only for nearly normal differences.")
+        remarks.append(f"With {len(pairs)} pairs, a t-test is valid only for nearly normal differences.")
     unsteady = next(filter(None, map(passes.unsteady, (a, b))), "")
     results, untested = _compare_statistics(pairs, names, unsteady)
     seconds = [r.statistic.name for r in results if r.statistic.name in ("latency_s", "decode_s")]
     if seconds and not all(timing.neighbours(*two) for two in pairs):
         remarks.append(
-            "A and B were timed in separate passes: the speed of the machine may have changed between them, and"
-            f" {seconds[0]} with it."
+            "A and B were timed in separate passes: the speed of the machine, and with it"
+            f" {seconds[0]}, may have changed in between."
         )
     scored, unscored, tests = _compare_metrics(a, b, pairs)
     adjusted = _adjusted([*results, *scored])
@@ -158,7 +158,7 @@ def compare(a: ScoredPass, b: ScoredPass) -> Comparison:
 def pair(a: ScoredPass, b: ScoredPass) -> tuple[list[tuple[Record, Record]], list[str]]:
     """The pairs, in the order of their index in A, and sentences that name the images without a partner.
 
-    A pair has one index, prompt and id. Where runs of different seeds have their prompts in different orders, as with
+    A pair has the same index, prompt and id. If runs of different seeds have their prompts in different orders, as with
     classes, the first image of a prompt in A is paired with the first in B, the second with the second, and so on.
     """
     shared = sorted(a.records.keys() & b.records.keys())
@@ -175,30 +175,30 @@ def pair(a: ScoredPass, b: ScoredPass) -> tuple[list[tuple[Record, Record]], lis
     ]
     if others:
         alone.append(f"Left out, for different prompts in A and B: {len(others)} (index {_listed(others)}).")
-    if small := [f"{len(one.records)} in {one.argument}" for one in (a, b) if len(one.records) < FEWEST]:
+    if small := [f"{len(side.records)} in {side.argument}" for side in (a, b) if len(side.records) < FEWEST]:
         raise UsageError(
             f"too few images ({', '.join(small)}): a comparison needs at least {FEWEST} prompts, and {FEW} for a t-test"
-            f" of any differences, so decode with a larger n (n={FEW}), or finish what was stopped (`specbench resume"
+            f" of any differences, so decode with a larger n (n={FEW}), or finish the stopped run (`specbench resume"
             " DIR`)"
         )
     if len(same) < FEWEST:
         why = f", and {len(others)} more with different prompts" if others else ""
         raise UsageError(
             f"{a.argument} ({len(a.records)} images) and {b.argument} ({len(b.records)}) share {len(same)} prompts{why}"
-            f": {FEWEST} pairs of the same index, prompt and id are needed, so give runs of the same data and split"
+            f": {FEWEST} pairs with the same index, prompt and id are needed, so use runs of the same data and split"
         )
     return [(a.records[i], b.records[i]) for i in same], alone
 
 
 def _by_prompt(a: ScoredPass, b: ScoredPass) -> tuple[list[tuple[Record, Record]], list[str]]:
-    """The pairs of runs whose prompts come in different orders, and sentences on that."""
+    """The pairs of runs whose prompts are in different orders, and sentences about them."""
     waiting: dict[str, list[Record]] = {}
     for _, record in sorted(b.records.items(), reverse=True):
         waiting.setdefault(record.prompt, []).append(record)
     pairs = [(x, waiting[x.prompt].pop()) for _, x in sorted(a.records.items()) if waiting.get(x.prompt)]
     remarks = ["A and B have their prompts in different orders: pairs share the prompt, not the index."]
-    for side, one in (("A", a), ("B", b)):
-        if left := len(one.records) - len(pairs):
+    for side, scored_pass in (("A", a), ("B", b)):
+        if left := len(scored_pass.records) - len(pairs):
             remarks.append(f"Left out, without a partner: {left} of {side}.")
     return pairs, remarks
 
@@ -209,41 +209,42 @@ def _listed(left: Sequence[int]) -> str:
 
 
 def _adjusted(results: Sequence[Result]) -> tuple[Result, ...]:
-    """The results with Holm's adjustment, of either test over the statistics that have one."""
-    found: list[dict[int, float]] = []
+    """The results with Holm's adjustment of each test, over the statistics that have this test."""
+    adjusted: list[dict[int, float]] = []
     for which in ("p", "wilcoxon"):
         p = {i: getattr(r.paired.test, which, None) for i, r in enumerate(results)}
         tested = {i: value for i, value in p.items() if value is not None}
-        found.append(dict(zip(tested, holm(list(tested.values())))))
-    return tuple(replace(r, p_holm=found[0].get(i), wilcoxon_holm=found[1].get(i)) for i, r in enumerate(results))
+        adjusted.append(dict(zip(tested, holm(list(tested.values())))))
+    return tuple(replace(r, p_holm=adjusted[0].get(i), wilcoxon_holm=adjusted[1].get(i)) for i, r in enumerate(results))
 
 
 def _compare_statistics(pairs: Pairs, names: tuple[str, str], unsteady: str) -> tuple[list[Result], list[str]]:
-    """The comparisons of the records' statistics; and the statistics that are not compared. unsteady: why seconds are
-    not."""
+    """The comparisons of the records' statistics, and sentences about the skipped ones. unsteady: why seconds are not
+    compared; "" if they are."""
     results, untested = [], []
     alone = all(r.latency_s is not None for two in pairs for r in two)
     for statistic in STATISTICS:
         if statistic.name == ("decode_s" if alone else "latency_s"):
-            continue  # the share of a batch of one is its latency; an image of a larger batch has none
+            continue  # at batch size 1, decode_s is the latency; in a larger batch, an image has no latency
         if statistic.name == "request_s" and not any(r.request_s for two in pairs for r in two):
             continue  # no server decoded
         if unsteady and statistic.name in ("latency_s", "decode_s"):
             untested.append(f"{statistic.name}: {unsteady}")
             continue
-        both = [(x, y) for x, y in pairs if statistic.of(x) is not None and statistic.of(y) is not None]
-        values = np.array([[statistic.of(r) for r in two] for two in both], dtype=np.float64).reshape(-1, 2)
+        known = [(x, y) for x, y in pairs if statistic.value(x) is not None and statistic.value(y) is not None]
+        values = np.array([[statistic.value(r) for r in two] for two in known], dtype=np.float64).reshape(-1, 2)
         units = "images"
-        if statistic.name == "decode_s" and both:
+        if statistic.name == "decode_s" and known:
             # images that share a batch in A or in B are not independent
-            values, units = _means(values, summary.together(*zip(*both))), "batches"
-        elif len(set(_prompts(both))) < len(both):
-            values, units = _means(values, _prompts(both)), "prompts"
+            values, units = _means(values, summary.together(*zip(*known))), "batches"
+        elif len(set(_prompts(known))) < len(known):
+            values, units = _means(values, _prompts(known)), "prompts"
         if len(values) < FEWEST:
-            lacking = [name for side, name in enumerate(names) if all(statistic.of(two[side]) is None for two in pairs)]
-            more = ", too few: decode with a larger n" if len(both) == len(pairs) else ""
+            unknown = [all(statistic.value(two[side]) is None for two in pairs) for side in (0, 1)]
+            absent = [name for name, is_unknown in zip(names, unknown) if is_unknown]
+            more = ", too few: decode with a larger n" if len(known) == len(pairs) else ""
             few = f"only {len(values)} pairs of {units}{more}"
-            why = f"{' and '.join(lacking)} without one" if lacking else few
+            why = f"{' and '.join(absent)} without one" if absent else few
             untested.append(f"{statistic.name}: {why}")
         else:
             results.append(Result(statistic, "", paired(values[:, 0], values[:, 1], statistic.resolution), units))
@@ -257,13 +258,13 @@ def _prompts(pairs: Pairs) -> list[int]:
 
 def _means(values: np.ndarray, groups: Sequence[int]) -> np.ndarray:
     """Means (G, C) of the rows (N, C) of each group, in the order of their numbers."""
-    _, of = np.unique(groups, return_inverse=True)
-    return np.stack([np.bincount(of, column) / np.bincount(of) for column in values.T], axis=1)
+    _, members = np.unique(groups, return_inverse=True)
+    return np.stack([np.bincount(members, column) / np.bincount(members) for column in values.T], axis=1)
 
 
 def _compare_metrics(a: ScoredPass, b: ScoredPass, pairs: Pairs) -> tuple[list[Result], list[str], DistributionTests]:
-    """The comparisons of metrics' scores, as far as both runs cache outputs of the same scorer; what was left out, and
-    why; and, for feature extractors, whether the features have one distribution."""
+    """The comparisons of metrics' scores if both runs cache outputs of the same scorer, sentences about the skipped
+    metrics, and for feature extractors a test whether the features have the same distribution."""
     from specbench import metrics
 
     outputs = metrics.Outputs(a.folder), metrics.Outputs(b.folder)
@@ -273,28 +274,29 @@ def _compare_metrics(a: ScoredPass, b: ScoredPass, pairs: Pairs) -> tuple[list[R
         try:
             if name not in parameters.single_metrics():
                 raise UsageError("this version has no such metric")
-            if lacking := [side for side, mine in zip("AB", scorers) if name not in mine]:
-                raise UsageError(f"{lacking[0]} was not scored by it; score both with specbench evaluate")
+            if absent := [side for side, names in zip("AB", scorers) if name not in names]:
+                raise UsageError(f"{absent[0]} was not scored by it; score both with specbench evaluate")
             scorer = scorers[0][name]
             if scorer != scorers[1][name]:
                 raise UsageError(f"scored by {plain(scorer)} in A and by {plain(scorers[1][name])} in B")
             caches = outputs[0].cache(scorer), outputs[1].cache(scorer)
-            both = passes.metric(a, name), passes.metric(b, name)
-            if scorer not in tests and both[0].features and (test := _test_distributions(both[0], caches, pairs)):
+            pair_of_metrics = passes.metric(a, name), passes.metric(b, name)
+            first = pair_of_metrics[0]
+            if scorer not in tests and first.features and (test := _test_distributions(first, caches, pairs)):
                 tests[scorer] = test
-            found = _compare_metric(both, scorer, (a, b), caches, pairs)
+            result = _compare_metric(pair_of_metrics, scorer, (a, b), caches, pairs)
         except UsageError as e:
             untested.append(f"{plain(name)}: {e}")
         except (ArithmeticError, LookupError, RuntimeError, ValueError):  # of another width, or not finite
             untested.append(f"{name}: its cached outputs are damaged; remove the folders scores/ and score again")
         else:
             units = "prompts" if len(set(_prompts(pairs))) < len(pairs) else "images"
-            results.append(Result(_metric_statistic(name), scorer, found, units))
+            results.append(Result(_metric_statistic(name), scorer, result, units))
     return results, untested, tests
 
 
 def _metric_statistic(name: str) -> Statistic:
-    """The first column of a metric, with the better side that conf/metrics declares."""
+    """The first column of a metric, with the better direction from conf/metrics."""
     shown = SHOWN[parameters.metric_columns(name)[0]]
     sides = ("higher (better)", "lower (worse)") if shown.better == "higher" else ("higher (worse)", "lower (better)")
     return Statistic(
@@ -302,43 +304,50 @@ def _metric_statistic(name: str) -> Statistic:
     )
 
 
-def _scored_pairs(one: Metric, caches: Caches, pairs: Pairs) -> tuple[list[int], list[np.ndarray]]:
-    """The pairs of which both images were scored, and the outputs of A and of B. UsageError for too few."""
-    keys = [passes.keys(one, two) for two in pairs]
+def _scored_pairs(metric: Metric, caches: Caches, pairs: Pairs) -> tuple[list[int], list[np.ndarray]]:
+    """The pairs in which both images were scored, and the outputs of A and of B. UsageError if there are too few."""
+    keys = [passes.keys(metric, two) for two in pairs]
     scored = [i for i, two in enumerate(keys) if two[0] in caches[0] and two[1] in caches[1]]
     if len(scored) < FEWEST:
         raise UsageError(f"both images of only {len(scored)} pairs were scored; score both with specbench evaluate")
     return scored, [cache.rows([keys[i][side] for i in scored]) for side, cache in enumerate(caches)]
 
 
-def _test_distributions(one: Metric, caches: Caches, pairs: Pairs) -> DistributionTest | None:
-    first = list(dict(zip(_prompts(pairs)[::-1], pairs[::-1])).values())[::-1]  # of each prompt
-    _, (x, y) = _scored_pairs(one, caches, first[:MOST])
+def _test_distributions(metric: Metric, caches: Caches, pairs: Pairs) -> DistributionTest | None:
+    first = list(dict(zip(_prompts(pairs)[::-1], pairs[::-1])).values())[::-1]  # the first pair of each prompt
+    _, (x, y) = _scored_pairs(metric, caches, first[:MOST])
     return distribution_test(passes.finite(x), passes.finite(y))
 
 
 def _compare_metric(
-    both: tuple[Metric, Metric], scorer: str, runs: tuple[ScoredPass, ScoredPass], caches: Caches, pairs: Pairs
+    by_side: tuple[Metric, Metric],
+    scorer: str,
+    runs: tuple[ScoredPass, ScoredPass],
+    caches: Caches,
+    pairs: Pairs,
 ) -> Paired:
-    """One metric, as in A and as in B, over the pairs of which both images were scored. UsageError with the reason
-    where it cannot be compared."""
+    """Compares one metric, as in A and as in B, over the pairs in which both images were scored. UsageError, with the
+    reason, if it cannot be compared."""
     from specbench import metrics
 
-    scored, outputs = _scored_pairs(both[0], caches, pairs)
+    scored, outputs = _scored_pairs(by_side[0], caches, pairs)
     prompts = _prompts([pairs[i] for i in scored])
-    x, y = (one.per_image(rows) for one, rows in zip(both, outputs))
+    x, y = (metric.per_image(rows) for metric, rows in zip(by_side, outputs))
     if x is not None and y is not None:
         if len(set(prompts)) < len(prompts):
             x, y = _means(np.stack([x, y], axis=1), prompts).T
-        largest = max(np.abs(x).max(), np.abs(y).max())  # of equal images, other batches may move the last digits
+        largest = max(np.abs(x).max(), np.abs(y).max())  # for equal images, batches may change the last digits
         return paired(passes.finite(x), passes.finite(y), FLOAT32 * largest)
     try:
-        if any(one.cache_key != scorer for one in both) or both[0].basis() != both[1].basis():
-            raise UsageError("A and B do not share the weights, or the real images, that are here")
-        items = [passes.items(one, [pairs[i][side] for i in scored]) for side, one in enumerate(runs)]
-        (value_a, influences_a), (value_b, influences_b) = map(passes.value_and_influences, both, outputs, items)
+        if (
+            any(metric.cache_key != scorer for metric in by_side)
+            or by_side[0].fingerprint() != by_side[1].fingerprint()
+        ):
+            raise UsageError("A and B do not share the weights, or the real images, of this machine")
+        items = [passes.items(run, [pairs[i][side] for i in scored]) for side, run in enumerate(runs)]
+        (value_a, influences_a), (value_b, influences_b) = map(passes.value_and_influences, by_side, outputs, items)
     except metrics.Unavailable as e:
         raise UsageError(str(e)) from None
     if len(set(prompts)) < len(prompts):
-        influences_a, influences_b = (passes.of_prompts(one, prompts) for one in (influences_a, influences_b))
+        influences_a, influences_b = (passes.of_prompts(part, prompts) for part in (influences_a, influences_b))
     return by_influence(value_a, value_b, passes.finite(influences_a), passes.finite(influences_b))

@@ -1,7 +1,7 @@
-"""Two samples that are paired, value by value: the difference, its interval and tests, and its effect size.
+"""Two samples that are paired value by value: the difference, its interval and tests, and its effect size.
 
-The t-test is the one of Cool-SD, Appendix C.4; the Wilcoxon signed-rank test next to it assumes only a symmetric
-distribution of the differences. scipy computes both.
+The t-test follows Cool-SD, Appendix C.4. The Wilcoxon signed-rank test assumes only a symmetric distribution of the
+differences. scipy computes both.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import numpy as np
 
 from specbench.rows.differences import LEVEL, pairs_for
 
-#: Cohen's names (1988, section 2.2) for effects from this size on.
+#: Cohen's names (1988, section 2.2) for effects of at least this size.
 SIZES = ((0.8, "large"), (0.5, "medium"), (0.2, "small"), (0.0, "negligible"))
 _ROUNDING = 12  # significant decimal digits of values
 
 
 @dataclass(frozen=True)
 class PairedTest:
-    """low, high: interval of the mean difference; statistic, df: of the t-test; p: its
-    two-sided p-value; wilcoxon: that of the signed-rank test; d_z: Cohen's, the mean difference over the differences'
-    standard deviation. The last two are None where there are no values a pair."""
+    """low, high: interval of the mean difference; statistic, df: of the t-test; p: its two-sided p-value; wilcoxon: the
+    p-value of the signed-rank test; d_z: Cohen's, the mean difference over the standard deviation of the differences.
+    The last two are None if there are no values for single pairs."""
 
     low: float
     high: float
@@ -36,7 +36,8 @@ class PairedTest:
 
 @dataclass(frozen=True)
 class Paired:
-    """Statistics of b - a over n pairs (a, b). `test` None: all differences are equal, so there is nothing to test."""
+    """Statistics of b - a over n pairs (a, b). test: None if all differences are equal, so that there is nothing to
+    test."""
 
     n: int
     mean_a: float
@@ -46,32 +47,32 @@ class Paired:
 
 
 def paired(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, resolution: float = 0.0) -> Paired:
-    """Compare finite values a and b, (n,) each, n >= 2, paired by position. Where the two of a pair differ by no more
-    than `resolution`, that is rounding, and they count as equal."""
+    """Compares finite values a and b, (n,) each, n >= 2, paired by position. Two values that differ by at most
+    `resolution` count as equal, because their difference is a rounding error."""
     x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     n, means, scale = len(x), (float(x.mean()), float(y.mean())), float(max(np.abs(x).max(), np.abs(y).max()))
     y = np.where(np.abs(y - x) <= resolution, x, y)
-    # Differences that are equal but for rounding count as equal, which matters to ranks.
+    # Differences that are equal except for rounding count as equal, which matters to ranks.
     ranked = np.round((y - x) / scale, _ROUNDING) if scale else np.zeros(n)
     if np.ptp(ranked) == 0:
         return Paired(n, *means, float(ranked[0] * scale), None)
     from scipy import stats
 
-    differences, found = y - x, stats.ttest_rel(y, x)
-    low, high = found.confidence_interval(LEVEL)
+    differences, ttest = y - x, stats.ttest_rel(y, x)
+    low, high = ttest.confidence_interval(LEVEL)
     mean, std = float(differences.mean()), float(differences.std(ddof=1))
     wilcoxon = float(stats.wilcoxon(ranked).pvalue)
-    test = PairedTest(float(low), float(high), float(found.statistic), n - 1, float(found.pvalue), wilcoxon, mean / std)
+    test = PairedTest(float(low), float(high), float(ttest.statistic), n - 1, float(ttest.pvalue), wilcoxon, mean / std)
     return Paired(n, *means, mean, test)
 
 
 def by_influence(value_a: float, value_b: float, a: np.ndarray, b: np.ndarray, resolution: float = 0.0) -> Paired:
-    """Compare two statistics of whole sets by the influences a and b, (n,) each of mean zero, of their n >= 2 paired
-    members: one of them moves its statistic, to first order, by 1 / n of its influence. resolution: see `paired`.
+    """Compares two statistics of whole sets by the influences a and b, (n,) each of mean zero, of their n >= 2 paired
+    members: to first order, a member moves its statistic by 1 / n of its influence. resolution: see `paired`.
 
-    The difference's standard error is then sqrt(sum (b - a)^2 / (n (n - 1))), and the difference over it has nearly
-    Student's t distribution with n - 1 degrees of freedom: of means, whose influences are the values less their mean,
-    this is the paired t-test.
+    The standard error of the difference is then sqrt(sum (b - a)^2 / (n (n - 1))), and the difference over it has
+    nearly Student's t distribution with n - 1 degrees of freedom. For means, whose influences are the values minus
+    their mean, this is the paired t-test.
     """
     n, difference = len(a), value_b - value_a
     moved = np.where(np.abs(b - a) <= resolution, 0.0, b - a)
@@ -85,29 +86,29 @@ def by_influence(value_a: float, value_b: float, a: np.ndarray, b: np.ndarray, r
     return Paired(n, value_a, value_b, difference, PairedTest(difference - half, difference + half, t, n - 1, p))
 
 
-def pairs_needed(found: Paired) -> tuple[int, int] | None:
-    """The pairs with which a test would find a difference of this size (`pairs_for`), and the same for the
-    end of the interval that is farthest from zero; None where there is no difference.
+def pairs_needed(result: Paired) -> tuple[int, int] | None:
+    """The number of pairs with which a test would detect a difference of this size (`pairs_for`), and the number for
+    the end of the interval that is farthest from zero. None if there is no difference.
 
-    The first number is as uncertain as the difference; fewer pairs than the second are too few even where that was
-    unlucky.
+    The first number is as uncertain as the difference. Fewer pairs than the second number are too few even if the
+    estimate was too small by chance.
     """
-    if found.test is None or not found.difference:
+    if result.test is None or not result.difference:
         return None
-    error = abs(found.difference / found.test.statistic)
-    farthest = max(abs(found.test.low), abs(found.test.high))
+    error = abs(result.difference / result.test.statistic)
+    farthest = max(abs(result.test.low), abs(result.test.high))
     return (
-        pairs_for(abs(found.difference), found.n, error),
-        pairs_for(farthest, found.n, error),
+        pairs_for(abs(result.difference), result.n, error),
+        pairs_for(farthest, result.n, error),
     )
 
 
 @dataclass(frozen=True)
 class DistributionTest:
-    """Whether images of A and B have one distribution, by n pairs of features: their energy distance, its average after
-    swaps of random pairs, and the share `p` of the swaps, the unswapped pairs among them, that give at least as much.
-    Where the two of a pair are independent given their prompt, p is exact: for equal distributions it is at most x with
-    probability at most x."""
+    """Whether images of A and B have the same distribution, tested on n pairs of features: their energy distance, its
+    average after swaps of random pairs, and the share `p` of the swaps (including the unswapped pairs) that give at
+    least this distance. If the two images of a pair are independent given their prompt, p is exact: for equal
+    distributions it is at most x with probability at most x."""
 
     n: int
     distance: float
@@ -116,31 +117,31 @@ class DistributionTest:
 
 
 def distribution_test(a: np.ndarray, b: np.ndarray, swaps: int = 999) -> DistributionTest | None:
-    """Compare finite features a and b (n, d), paired by position, each dimension in units of its standard deviation
-    over both. None where all are the same. The swaps are random, but always the same for n pairs.
+    """Compares finite features a and b (n, d), paired by position, each dimension in units of its standard deviation
+    over both. None if all are the same. The swaps are random, but always the same for n pairs.
 
     Energy distance (Székely and Rizzo 2004): 2 E|x - y| - E|x - x'| - E|y - y'|.
     """
-    n, both = len(a), np.concatenate([a, b]).astype(np.float64)
-    spread = both.std(0)
-    both = both[:, spread > 0] / spread[spread > 0]
-    if not both.shape[1] or (both[:n] == both[n:]).all():
+    n, features = len(a), np.concatenate([a, b]).astype(np.float64)
+    spread = features.std(0)
+    features = features[:, spread > 0] / spread[spread > 0]
+    if not features.shape[1] or (features[:n] == features[n:]).all():
         return None
     from scipy.spatial.distance import cdist
 
-    apart = cdist(both, both).astype(np.float32)
+    apart = cdist(features, features).astype(np.float32)
     signs = np.random.default_rng(0).choice(np.array([-1, 1], np.float32), (swaps, n))
     weights = np.concatenate([np.ones((1, n), np.float32), signs])
-    weights = np.concatenate([weights, -weights], 1)  # of A's, then of B's
+    weights = np.concatenate([weights, -weights], 1)  # for A's features, then for B's
     distances = -np.einsum("sn,sn->s", weights @ apart, weights).astype(np.float64) / n**2
-    # At least as much but for rounding: a swap of all pairs gives the same distance.
-    as_much = int((distances[1:] >= distances[0] * (1 - 1e-4)).sum())
-    return DistributionTest(n, float(distances[0]), float(distances[1:].mean()), (1 + as_much) / (1 + swaps))
+    # At least this distance, except for rounding: a swap of all pairs gives the same distance.
+    at_least = int((distances[1:] >= distances[0] * (1 - 1e-4)).sum())
+    return DistributionTest(n, float(distances[0]), float(distances[1:].mean()), (1 + at_least) / (1 + swaps))
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values (1979), in the order given: the probability that any of the true hypotheses among these
-    has one of at most x is at most x, for any dependence between the tests."""
+    """Holm's adjusted p-values (1979), in the given order. The probability that any true hypothesis among these has an
+    adjusted p-value of at most x is at most x, for any dependence between the tests."""
     adjusted = [0.0] * len(p)
     largest = 0.0
     for rank, i in enumerate(sorted(range(len(p)), key=p.__getitem__)):

@@ -17,38 +17,38 @@ from specbench.rows.differences import LEVEL, POWER
 from specbench.storage.csv_text import RowFile, csv_text
 
 WIDTH = 120  # columns of the screen
-_LONGEST = 9  # characters of a number
+_LONGEST = 9  # maximum characters of a number
 _INTERVAL = f"{LEVEL * 100:g} % interval"
 
-#: The columns of a CSV, with their meanings.
+#: The columns of a CSV file, with their meanings.
 COLUMNS = {
-    "statistic": "what is compared: accepted_length, steps, acceptance_rate, latency_s (of images decoded alone),\n"
-    "decode_s (its share of its batch), log_prob_mean, a metric whose scores both runs keep,\n"
-    "or distribution: whether features of the images have one distribution, by their energy distance",
-    "scorer": "cache key of the scorer or feature extractor; empty where the statistic is not a metric",
+    "statistic": "the compared statistic: accepted_length, steps, acceptance_rate, latency_s (images decoded alone),\n"
+    "decode_s (its share of its batch), log_prob_mean, a metric whose scores both runs have,\n"
+    "or distribution: whether features of the images have the same distribution, by their energy distance",
+    "scorer": "cache key of the scorer or feature extractor; empty if the statistic is not a metric",
     "a": "label of A in the sentences",
     "b": "label of B",
     "run_a": "run_id of A",
     "run_b": "run_id of B",
-    "pairs": "pairs of images; where prompts have several images those of prompts; of decode_s those of batches, \n"
+    "pairs": "pairs of images; if prompts have several images, pairs of prompts; for decode_s pairs of batches,\n"
     "whose images share their seconds",
-    "mean_a": "mean of A over the pairs; of a statistic of all images together, such as fid, its value",
-    "mean_b": "the same of B",
-    "difference": "that of B - that of A",
-    "low": f"lower end of its {_INTERVAL}; empty, as all up to effect, where every pair differs by the same",
+    "mean_a": "mean of A over the pairs; for a statistic of all images together, such as fid, its value",
+    "mean_b": "the same for B",
+    "difference": "mean_b - mean_a",
+    "low": f"lower end of its {_INTERVAL}; empty, as all columns up to effect, if every pair differs by the same",
     "high": "upper end",
-    "test_statistic": "t of the paired t-test, or of influences; of distribution the energy distance",
+    "test_statistic": "t of the paired t-test, or of influences; for distribution the energy distance",
     "df": "its degrees of freedom",
     "p": "its two-sided p-value",
     "p_holm": "the same after Holm's adjustment: for the tests of this comparison or, in the file of a table or a\n"
-    "suite, for everything that it shows",
+    "suite, for all tests that it shows",
     "p_wilcoxon": "two-sided p-value of the Wilcoxon signed-rank test",
     "p_wilcoxon_holm": "the same after Holm's adjustment",
     "d_z": "Cohen's d_z: mean difference / standard deviation of the differences",
     "effect": "its size: negligible, small (from 0.2), medium (from 0.5), large (from 0.8)",
-    "pairs_needed": f"pairs with which a test at the {1 - LEVEL:.0%} level finds a difference of this size with a\n"
+    "pairs_needed": f"pairs with which a test at the {1 - LEVEL:.0%} level detects a difference of this size with a\n"
     f"probability of {POWER:.0%}",
-    "pairs_needed_low": "the same for the end of the interval that is farthest from 0: fewer are too few",
+    "pairs_needed_low": "the same for the end of the interval that is farthest from 0: fewer pairs are too few",
     "tests": "number of tests in this adjustment",
     "sentence": "the result as a sentence",
 }
@@ -57,13 +57,13 @@ COLUMNS = {
 ROWS = RowFile(COLUMNS, "comparisons")
 
 
-def sentence(result: Result, found: Comparison) -> str:
+def sentence(result: Result, comparison: Comparison) -> str:
     """A result as a sentence."""
-    p, test, (a, b) = result.paired, result.paired.test, found.names
+    p, test, (a, b) = result.paired, result.paired.test, comparison.names
     if test is None:
         every = f"{p.n} {result.units}"
         if p.difference:
-            return f"{_claim(result, found, 4)}, in each of the {every}: there is nothing to test."
+            return f"{_claim(result, comparison, 4)}, in each of the {every}: there is nothing to test."
         same = "identical" if p.mean_a == p.mean_b else "the same except for rounding"
         return f"{result.statistic.name} is {same} in all {every}: there is nothing to test."
     assert result.p_holm is not None
@@ -73,13 +73,13 @@ def sentence(result: Result, found: Comparison) -> str:
         how += f", d_z = {test.d_z:.2f}: a {size(test.d_z)} effect"
     if test.p < level:
         ends = (test.low, test.high) if p.difference > 0 else (-test.high, -test.low)
-        text = f"{_claim(result, found, decimals)} ({_INTERVAL} {_range(*ends, decimals)}, {how})"
+        text = f"{_claim(result, comparison, decimals)} ({_INTERVAL} {_range(*ends, decimals)}, {how})"
     else:
         text = (
-            f"no difference in {result.statistic.name} beyond noise: {b} - {a} = {_signed(p.difference, decimals)}"
+            f"no significant difference in {result.statistic.name}: {b} - {a} = {_signed(p.difference, decimals)}"
             f" ({_INTERVAL} {_range(test.low, test.high, decimals)}, {how})"
         )
-    return text + _adjustment(test.p, result.p_holm, result.wilcoxon_holm, found.tests)
+    return text + _adjustment(test.p, result.p_holm, result.wilcoxon_holm, comparison.tests)
 
 
 #: The end of a sentence of `_adjustment`.
@@ -87,7 +87,7 @@ _ADJUSTMENT = re.compile(r"(, but p [^,;]* after Holm's adjustment for \d+ tests
 
 
 def _adjustment(p: float, p_holm: float, wilcoxon_holm: float | None, tests: int) -> str:
-    """The end of a sentence: what the adjustment changes."""
+    """The end of a sentence: the effect of the adjustment."""
     text, level = "", 1 - LEVEL
     if p < level <= p_holm:
         text += f", but p {_p(p_holm)} after Holm's adjustment for {tests} tests"
@@ -97,35 +97,36 @@ def _adjustment(p: float, p_holm: float, wilcoxon_holm: float | None, tests: int
 
 
 def readjusted(rows: Sequence[Mapping[str, str]], family: Collection[int] | None = None) -> list[dict[str, str]]:
-    """Rows of several comparisons, as text, that are printed together: with Holm's adjustment over all tests of these
-    of them (None: of all), wherever they are printed. The other rows keep the adjustment of their own comparison."""
-    found = [dict(row) for row in rows]
+    """Rows of several comparisons, as text, that are printed together: with Holm's adjustment over all tests of the
+    rows in `family` (None: all rows). The other rows keep the adjustment of their own comparison."""
+    result = [dict(row) for row in rows]
     for name in ("p_wilcoxon", "p"):
-        tested = [i for i, row in enumerate(found) if row[name] and (family is None or i in family)]
-        for i, p in zip(tested, holm([float(found[i][name]) for i in tested]), strict=True):
-            found[i] |= {f"{name}_holm": repr(p), "tests": str(len(tested))}
-            if name == "p" and found[i]["statistic"] != "distribution":
-                wilcoxon = float(found[i]["p_wilcoxon_holm"]) if found[i]["p_wilcoxon_holm"] else None
-                end = _adjustment(float(found[i]["p"]), p, wilcoxon, len(tested))
-                found[i]["sentence"] = _ADJUSTMENT.sub(end, found[i]["sentence"], count=1)
-    return found
+        tested = [i for i, row in enumerate(result) if row[name] and (family is None or i in family)]
+        for i, p in zip(tested, holm([float(result[i][name]) for i in tested]), strict=True):
+            result[i] |= {f"{name}_holm": repr(p), "tests": str(len(tested))}
+            if name == "p" and result[i]["statistic"] != "distribution":
+                wilcoxon = float(result[i]["p_wilcoxon_holm"]) if result[i]["p_wilcoxon_holm"] else None
+                end = _adjustment(float(result[i]["p"]), p, wilcoxon, len(tested))
+                result[i]["sentence"] = _ADJUSTMENT.sub(end, result[i]["sentence"], count=1)
+    return result
 
 
-def distribution_sentence(extractor: str, test: DistributionTest, found: Comparison) -> str:
-    """A sentence on whether the images of A and B have one distribution."""
-    a, b = found.names
-    verdict = "differ" if test.p < 1 - LEVEL else "do not differ beyond chance"
+def distribution_sentence(extractor: str, test: DistributionTest, comparison: Comparison) -> str:
+    """A sentence on whether the images of A and B have the same distribution."""
+    a, b = comparison.names
+    verdict = "differ significantly" if test.p < 1 - LEVEL else "do not differ significantly"
     return (
         f"{plain(extractor)} features of {a} and {b} {verdict}: the energy distance of {test.n} pairs of features is"
-        f" {test.distance:.3g}, and {test.swapped:.3g} on average where pairs are swapped at random (p {_p(test.p)})."
+        f" {test.distance:.3g}, and {test.swapped:.3g} on average if pairs are swapped at random (p {_p(test.p)})."
     )
 
 
-def _claim(result: Result, found: Comparison, decimals: int) -> str:
-    a, b = found.names
+def _claim(result: Result, comparison: Comparison, decimals: int) -> str:
+    a, b = comparison.names
     side = result.statistic.sides[result.paired.difference < 0]
-    holes = {"{a}": a, "{b}": b, "{d}": _number(abs(result.paired.difference), decimals), "{more}": side}
-    return re.sub(r"\{(a|b|d|more)\}", lambda hole: holes[hole[0]], result.statistic.sentence)  # a name may hold braces
+    values = {"{a}": a, "{b}": b, "{d}": _number(abs(result.paired.difference), decimals), "{more}": side}
+    # a name may contain braces
+    return re.sub(r"\{(a|b|d|more)\}", lambda place: values[place[0]], result.statistic.sentence)
 
 
 def _decimals(low: float, high: float) -> int:
@@ -153,40 +154,41 @@ def _p(p: float) -> str:
     return "< 1e-300" if p < 1e-300 else f"= {p:.1g}" if p < 1e-3 else f"= {p:.2g}"
 
 
-def report(found: Comparison) -> str:
+def report(comparison: Comparison) -> str:
     """The comparison as text: lines of at most `WIDTH` columns, unless a single word is longer."""
     lines = []
-    for side, name, one in zip("AB", found.names, (found.a, found.b)):
-        of = " ".join(plain(one.cfg[k]) for k in ("model", "data", "split") if one.cfg.get(k))
-        lines += _wrapped(f"{side}: {name}, {of}, {len(one.records)} images in {one.path}", "   ")
-    for remark in (f"{found.pairs} pairs of the same prompt.", *found.remarks):
+    for side, name, scored_pass in zip("AB", comparison.names, (comparison.a, comparison.b)):
+        cfg, count = scored_pass.cfg, len(scored_pass.records)
+        source = " ".join(plain(cfg[k]) for k in ("model", "data", "split") if cfg.get(k))
+        lines += _wrapped(f"{side}: {name}, {source}, {count} images in {scored_pass.path}", "   ")
+    for remark in (f"{comparison.pairs} pairs of the same prompt.", *comparison.remarks):
         lines += _wrapped(remark)
-    lines += ["", *_table(found.results), ""]
-    for result in found.results:
-        lines += _wrapped(f"- {sentence(result, found)}", "  ")
-    for extractor, distribution in found.distribution_tests.items():
-        lines += _wrapped(f"- {distribution_sentence(extractor, distribution, found)}", "  ")
-    for left_out in found.untested:
+    lines += ["", *_table(comparison.results), ""]
+    for result in comparison.results:
+        lines += _wrapped(f"- {sentence(result, comparison)}", "  ")
+    for extractor, distribution in comparison.distribution_tests.items():
+        lines += _wrapped(f"- {distribution_sentence(extractor, distribution, comparison)}", "  ")
+    for left_out in comparison.untested:
         lines += _wrapped(f"- not compared: {left_out}.", "  ")
-    tests = f"{found.tests} statistics were tested" if found.tests != 1 else "One statistic was tested"
-    last = (
-        f"{tests}; Holm: the p-value before it, adjusted for as many tests." if found.tests else "Nothing was tested."
-    )
-    lines += _wrapped(_needed(found))
-    if found.groups:
-        lines += ["", f"By prompt and position; {breakdown.INTERVALS}:", *breakdown.pair_table(found.groups)]
+    tests = f"{comparison.tests} statistics were tested" if comparison.tests != 1 else "One statistic was tested"
+    adjusted = "The columns Holm contain the p-values to their left, adjusted for this number of tests."
+    last = f"{tests}. {adjusted}" if comparison.tests else "Nothing was tested."
+    lines += _wrapped(_needed(comparison))
+    if comparison.groups:
+        lines += ["", f"By prompt and position; {breakdown.INTERVALS}:", *breakdown.pair_table(comparison.groups)]
     return "\n".join([*lines, "", last])
 
 
-def _needed(found: Comparison) -> str:
-    """How many pairs tell A from B by each statistic."""
-    counts = [(r.statistic.name, *needed) for r in found.results if (needed := pairs_needed(r.paired)) is not None]
+def _needed(comparison: Comparison) -> str:
+    """A sentence on the number of pairs for a significant difference, by statistic."""
+    results = comparison.results
+    counts = [(r.statistic.name, *needed) for r in results if (needed := pairs_needed(r.paired)) is not None]
     if not counts:
         return ""
-    each = ", ".join(f"{name} {needed:,} ({least:,})" for name, needed, least in sorted(counts, key=lambda one: one[1]))
+    items = ", ".join(f"{name} {needed:,} ({least:,})" for name, needed, least in sorted(counts, key=lambda c: c[1]))
     return (
-        f"Pairs with which a test at the {1 - LEVEL:.0%} level finds a difference of this size with a probability of"
-        f" {POWER:.0%} (in brackets: of the size at the far end of its interval): {each}."
+        f"Pairs with which a test at the {1 - LEVEL:.0%} level detects a difference of this size with a probability of"
+        f" {POWER:.0%} (in brackets: of the size at the far end of its interval): {items}."
     )
 
 
@@ -197,8 +199,8 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 def _table(results: Sequence[Result]) -> list[str]:
     head = ["", "pairs", "mean A", "mean B", "B - A", _INTERVAL, "p (t)", "Holm", "p (Wilcoxon)", "Holm", "d_z"]
     lines = [head, *map(_cells, results)]
-    taken = sum(2 + max(map(len, column)) for column in list(zip(*lines))[1:])
-    return aligned([[name[: max(8, WIDTH - taken)], *cells] for name, *cells in lines], 1)
+    width = sum(2 + max(map(len, column)) for column in list(zip(*lines))[1:])
+    return aligned([[name[: max(8, WIDTH - width)], *cells] for name, *cells in lines], 1)
 
 
 def _cells(result: Result) -> list[str]:
@@ -209,27 +211,28 @@ def _cells(result: Result) -> list[str]:
     if test is None:
         return [*means, *["-"] * 6]
     tests = [test.p, result.p_holm, test.wilcoxon, result.wilcoxon_holm]
-    shown = ["-" if one is None else _p(one).removeprefix("= ") for one in tests]
+    shown = ["-" if p_value is None else _p(p_value).removeprefix("= ") for p_value in tests]
     d_z = "-" if test.d_z is None else f"{test.d_z:.2f}"
     return [*means, _range(test.low, test.high, decimals), *shown, d_z]
 
 
-def rows(found: Comparison) -> list[dict[str, Any]]:
+def rows(comparison: Comparison) -> list[dict[str, Any]]:
     """The comparison as rows with the columns of `COLUMNS`, one for each statistic."""
     lines: list[dict[str, Any]] = []
-    of = {"a": found.names[0], "b": found.names[1], "run_a": found.a.run_id, "run_b": found.b.run_id}
-    for result in found.results:
+    (a, b), runs = comparison.names, (comparison.a.run_id, comparison.b.run_id)
+    common = {"a": a, "b": b, "run_a": runs[0], "run_b": runs[1]}
+    for result in comparison.results:
         p, test = result.paired, result.paired.test
         line: dict[str, Any] = {
-            **of,
+            **common,
             "statistic": result.statistic.name,
             "scorer": result.scorer,
             "pairs": p.n,
             "mean_a": p.mean_a,
             "mean_b": p.mean_b,
             "difference": p.difference,
-            "tests": found.tests,
-            "sentence": sentence(result, found),
+            "tests": comparison.tests,
+            "sentence": sentence(result, comparison),
         }
         if test is not None:
             line |= {"low": test.low, "high": test.high, "test_statistic": test.statistic, "df": test.df}
@@ -238,13 +241,13 @@ def rows(found: Comparison) -> list[dict[str, Any]]:
             line |= {"d_z": test.d_z, "effect": None if test.d_z is None else size(test.d_z)}
             line |= dict(zip(("pairs_needed", "pairs_needed_low"), pairs_needed(p) or (), strict=False))
         lines.append(line)
-    for extractor, distribution in found.distribution_tests.items():
+    for extractor, distribution in comparison.distribution_tests.items():
         line = {"statistic": "distribution", "scorer": extractor, "pairs": distribution.n}
         line |= {"test_statistic": distribution.distance, "p": distribution.p}
-        lines.append({**of, **line, "sentence": distribution_sentence(extractor, distribution, found)})
+        lines.append({**common, **line, "sentence": distribution_sentence(extractor, distribution, comparison)})
     return lines
 
 
-def to_csv(found: Comparison) -> str:
+def to_csv(comparison: Comparison) -> str:
     """The comparison as CSV."""
-    return csv_text(COLUMNS, rows(found))
+    return csv_text(COLUMNS, rows(comparison))

@@ -1,1 +1,1 @@
-"""The configuration of a run: its parameters, the choices under conf/ and what each choice loads."""
+"""The configuration of a run: its parameters, the choices in conf/ and the code that each choice loads."""

@@ -13,23 +13,24 @@ _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 NO_TEXT = ("true", "false", "nan", "inf", "null")  # Hydra reads these as other values
 
 
-def normalized(overrides: Sequence[str], own: Collection[str] = ()) -> list[str]:
+def normalized(overrides: Sequence[str], command_arguments: Collection[str] = ()) -> list[str]:
     """The overrides without the prefixes `+` and `++` (a run has no new keys) and without the version of a protocol,
     which is checked. The alias `batch_size=` becomes `batch=`, `drafter.weights=` becomes `drafter_weights=`, and
-    `protocol=null`, which is the default, is dropped. own: arguments that the command reads itself."""
+    `protocol=null`, which is the default, is dropped. command_arguments: names of arguments that the command reads
+    itself."""
     arguments = []
     for argument in overrides:
         key, equals, value = argument.partition("=")
         if not is_hydras(argument):
             key = key.lstrip("+")
         alias = {"batch_size": "batch", "drafter.weights": "drafter_weights"}.get(key, key)
-        key = key if alias in own else alias
+        key = key if alias in command_arguments else alias
         if key == "protocol":
             names = [protocols.name_of(name) for name in value.split(",")]
             if names == ["null"]:
                 continue
             if "null" in names:
-                raise UsageError(f"'{argument}': null means no protocol and stands alone; run it one by one")
+                raise UsageError(f"'{argument}': null means no protocol; run it separately")
             value = ",".join(names)
         arguments.append(f"{key}{equals}{value}")
     return arguments
@@ -41,36 +42,42 @@ def quoted(value: str) -> str:
     return f"'{escaped}'"
 
 
-def read(arguments: Sequence[str], multirun: bool = False, own: Collection[str] = ()) -> list[str]:
+def read(arguments: Sequence[str], multirun: bool = False, command_arguments: Collection[str] = ()) -> list[str]:
     """The arguments of a command line, normalized, and with their paths quoted, so that Hydra's grammar does not parse
     commas, brackets and spaces in them. (The shell has removed the user's quotes.) Quoted values stay as they are. In a
     grid, commas in a path separate values, except in out=; each value may have its own quotes.
 
-    own: arguments that the command reads itself. UsageError for an argument that is too long.
+    command_arguments: names of arguments that the command reads itself. UsageError for an argument that is too long.
     """
-    found = []
-    for argument in normalized(arguments, own):
+    result = []
+    for argument in normalized(arguments, command_arguments):
         key, equals, value = argument.partition("=")
         if len(argument) > LONGEST:
             raise UsageError(
-                f"the argument {key[:100]!r} has {len(argument)} characters; give at most {LONGEST}; put"
-                " longer text in a file"
+                f"the argument {key[:100]!r} has {len(argument)} characters; use at most {LONGEST}, and put longer text"
+                " in a file"
             )
         if re.search(r"\d{400}", value):  # Python refuses to parse it
-            raise UsageError(f"{key[:100]} has a number of hundreds of digits; give a smaller one")
-        if is_path(key) and key not in own and equals and value not in ("", "null") and not _QUOTED.fullmatch(value):
+            raise UsageError(f"{key[:100]} has a number with hundreds of digits; use a smaller one")
+        if (
+            is_path(key)
+            and key not in command_arguments
+            and equals
+            and value not in ("", "null")
+            and not _QUOTED.fullmatch(value)
+        ):
             several = multirun and key != "out" and "," in value
             plain = re.fullmatch(r"[A-Za-z_./][\w./+-]*", value)
             if not several and not (plain and value.isascii() and value.lower() not in NO_TEXT):
                 argument = f"{key}={quoted(value)}"
-        found.append(argument)
-    return found
+        result.append(argument)
+    return result
 
 
 def is_path(key: str) -> bool:
     """Whether an argument of this key is a path."""
-    found = parameters.table().get(key)
-    return found is not None and found.kind == "path"
+    parameter = parameters.table().get(key)
+    return parameter is not None and parameter.kind == "path"
 
 
 def is_hydras(key: str) -> bool:

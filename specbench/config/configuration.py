@@ -41,7 +41,7 @@ CONFIG = "config"
 def compose(overrides: Sequence[str] = ()) -> RunConfig:
     """The checked configuration of one run: `compose(["method=cool_sd", "delta=1.1", "n=16"])`.
 
-    Raises UsageError for what does not exist, does not fit or cannot be read.
+    Raises UsageError for a name that does not exist, a value that does not fit, and text that cannot be parsed.
     """
     with session():
         return _compose(command_line.normalized(overrides))
@@ -53,47 +53,47 @@ class Job:
 
     name: str
     cfg: RunConfig
-    asked: bool = False  # whether its metrics were asked for by name
+    asked: bool = False  # whether its metrics were requested by name
 
 
 def grid(overrides: Sequence[str], multirun: bool) -> list[Job]:
-    """The jobs of a command line, in their order; one job without `multirun`. Arguments of Hydra itself are checked but
-    are not part of a job.
+    """The jobs of a command line, in their order; without `multirun` one job. Arguments of Hydra itself are checked,
+    but are not part of a job.
 
     Raises UsageError, naming the job if there are several.
     """
     with session():
         jobs = _expand(command_line.normalized(overrides), multirun)
-        found = []
+        checked = []
         for name, arguments in jobs:
             try:
-                found.append(Job(name, _compose(arguments), names_metrics(arguments)))
+                checked.append(Job(name, _compose(arguments), names_metrics(arguments)))
             except UsageError as e:
                 raise UsageError(f"job {' '.join(arguments)}: {e}" if len(jobs) > 1 else str(e)) from None
-        return found
+        return checked
 
 
 def values(arguments: Sequence[str], known: Collection[str]) -> dict[str, Any]:
     """The checked values of some parameters, without the rest of a configuration: `metrics=coco` gives the names.
 
-    Raises UsageError for a bad value, and for a parameter that is not one of the `known` ones.
+    Raises UsageError for a bad value, and for a parameter that is not in `known`.
     """
     with session():
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for o in _parse(command_line.read(arguments)):
             key = o.key_or_group
             if key not in known:
                 raise unknown("parameter", key, known)
-            if key in found:
-                raise UsageError(f"'{key}' is given twice; give it once")
+            if key in result:
+                raise UsageError(f"'{key}' is given twice; give it only once")
             _check_form(o)
             if o.is_sweep_override():
-                raise UsageError(f"'{o.input_line}' names several values; give one")
-            found[key] = parameters.settle(_chosen([o]))[key] if _is_choice(o) else o.value()
-        own = parameters.in_run(found)
-        found = {key: own[key].checked(key, value) for key, value in found.items()}
-        parameters.check_metrics(found.get("metrics", ()))
-        return found
+                raise UsageError(f"'{o.input_line}' names several values; give only one")
+            result[key] = parameters.settle(_chosen([o]))[key] if _is_choice(o) else o.value()
+        declared = parameters.in_run(result)
+        result = {key: declared[key].checked(key, value) for key, value in result.items()}
+        parameters.check_metrics(result.get("metrics", ()))
+        return result
 
 
 def swept(overrides: Sequence[str]) -> set[str]:
@@ -103,10 +103,9 @@ def swept(overrides: Sequence[str]) -> set[str]:
 
 
 class PluginFolders(SearchPathPlugin):
-    """Puts the folders of plug-ins on Hydra's search path, behind conf/."""
+    """Appends the folders of plug-ins to Hydra's search path, after conf/."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """As of Hydra."""
         for plugin in parameters.found_choices().plugins:
             search_path.append("specbench-plugin", f"file://{plugin.conf}")
 
@@ -116,8 +115,8 @@ Plugins.instance().register(PluginFolders)
 
 @contextmanager
 def session() -> Iterator[None]:
-    """Hydra's compose API on conf/, from any working directory; its errors become UsageErrors of one line. Inside
-    another session, that one."""
+    """Hydra's compose API on conf/, from any working directory; its errors become UsageErrors of one line. Within
+    another session, it reuses that one."""
     try:
         if GlobalHydra.instance().is_initialized():
             yield
@@ -129,15 +128,15 @@ def session() -> Iterator[None]:
 
 
 def implied(arguments: Sequence[str]) -> list[str]:
-    """What the normalized arguments of one run imply: `prompts=FILE` implies `data=prompts` and n=all, a protocol
-    implies its values, a model and a data set what their files prefer."""
-    chosen, certain, own = _named(arguments)
+    """The arguments that the normalized arguments of one run imply: `prompts=FILE` implies `data=prompts` and n=all, a
+    protocol implies its values, a model and a data set imply the preferences in their files."""
+    chosen, certain, of_protocol = _named(arguments)
     model, served = _model(chosen), parameters.is_served(chosen)
-    own = ({} if served else parameters.preferred("model", model)) | own
-    data = str((own | chosen | certain).get("data", parameters.default_choice("data")))
+    preferred = ({} if served else parameters.preferred("model", model)) | of_protocol
+    data = str((preferred | chosen | certain).get("data", parameters.default_choice("data")))
     fits = served or parameters.world("data", data) in (None, parameters.world("model", model))
     of_engine = parameters.preferred("engine", str(chosen.get("engine", parameters.default_choice("engine"))))
-    added = (parameters.preferred("data", data) if fits else {}) | of_engine | own | certain
+    added = (parameters.preferred("data", data) if fits else {}) | of_engine | preferred | certain
     if certain:
         added.setdefault("n", "all")
     return [f"{key}={_value_text(value)}" for key, value in added.items() if key not in chosen]
@@ -149,8 +148,8 @@ def names_metrics(arguments: Sequence[str]) -> bool:
 
 
 def _named(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """The values of normalized arguments and their experiment, what prompts=FILE makes certain, and the values of the
-    protocol."""
+    """The values of normalized arguments and their experiment, the values that prompts=FILE implies, and the values of
+    the protocol."""
     pairs = (argument.split("=", 1) for argument in arguments if "=" in argument)
     given: dict[str, Any] = {key: value.strip(" '\"") for key, value in pairs}
     chosen = parameters.of_experiment(given.get("experiment", "")) | given
@@ -164,9 +163,9 @@ def _model(chosen: Mapping[str, Any]) -> str:
 
 
 def _value_text(value: Any) -> str:
-    """A value of conf/ in Hydra's grammar."""
+    """A value in conf/, in Hydra's grammar."""
     if isinstance(value, list):
-        return f"[{','.join(value)}]" if value else "none"  # of metrics
+        return f"[{','.join(value)}]" if value else "none"  # a list of metrics
     return "null" if value is None else str(value)
 
 
@@ -176,7 +175,8 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
 
 @cache
 def _parsed(text: str) -> Override:
-    """One argument. Cached: tables and grids repeat arguments, and Hydra's parser takes a millisecond for each."""
+    """One parsed argument. Cached: tables and grids repeat arguments, and Hydra's parser takes a millisecond for
+    each."""
     try:
         [parsed] = OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides([text])
         return parsed
@@ -187,12 +187,12 @@ def _parsed(text: str) -> Override:
 
 
 def _expand(overrides: Sequence[str], multirun: bool) -> list[tuple[str, list[str]]]:
-    """The name and the arguments of each job; without the arguments of Hydra itself."""
+    """The name and the arguments of each job, without the arguments of Hydra itself."""
     arguments = _parse(overrides)
     keys = [o.key_or_group for o in arguments]
     for key in keys:
         if keys.count(key) > 1:
-            raise UsageError(f"'{key}' is given {keys.count(key)} times; give it once")
+            raise UsageError(f"'{key}' is given {keys.count(key)} times; give it only once")
     first = [o for o in arguments if o.key_or_group == "experiment" or command_line.is_hydras(o.key_or_group)]
     for o in arguments:
         _check_form(o)
@@ -202,20 +202,20 @@ def _expand(overrides: Sequence[str], multirun: bool) -> list[tuple[str, list[st
         _check_plugin(o)
     chosen = tuple(o.input_line or "" for o in first)
     sweeps = {key: f"{key}={v}" for key, v in (_sweeper(parameters.conf_dir(), chosen) if chosen else {}).items()}
-    own = [o for o in arguments if not command_line.is_hydras(o.key_or_group)]
+    of_runs = [o for o in arguments if not command_line.is_hydras(o.key_or_group)]
     if multirun and _runs_side_by_side(arguments):
-        timed = next((o for o in own if o.key_or_group == "timing"), None)
+        timed = next((o for o in of_runs if o.key_or_group == "timing"), None)
         if timed is None:
-            own += _parse(["timing=false"])
+            of_runs += _parse(["timing=false"])
         elif timed.value() is True:
-            raise UsageError("timing=true: jobs side by side would time each other; leave the launcher out")
+            raise UsageError("timing=true: parallel jobs would disturb each other's seconds; leave the launcher out")
     if not multirun:
         if sweeps:
             raise UsageError(f"this experiment is a grid over {', '.join(sweeps)}: add -m")
-        return [("", [o.input_line or "" for o in own])]
+        return [("", [o.input_line or "" for o in of_runs])]
     # The command line overrides the experiment, as in Hydra's own sweeper.
-    swept_keys = {k for k in sweeps if k not in keys} | {o.key_or_group for o in own if o.is_sweep_override()}
-    lists = {o.key_or_group: _values(o) for o in [*_parse(list(sweeps.values())), *own]}
+    swept_keys = {k for k in sweeps if k not in keys} | {o.key_or_group for o in of_runs if o.is_sweep_override()}
+    lists = {o.key_or_group: _values(o) for o in [*_parse(list(sweeps.values())), *of_runs]}
     jobs = [list(job) for job in itertools.product(*lists.values())]
     return [
         (",".join(sorted(a for a in job if a.split("=", 1)[0] in swept_keys - {"out"})) or str(i), job)
@@ -223,7 +223,7 @@ def _expand(overrides: Sequence[str], multirun: bool) -> list[tuple[str, list[st
     ]
 
 
-#: Launcher -> the extra with its package.
+#: Launcher -> the extra that installs its package.
 _EXTRAS = {
     **dict.fromkeys(("local", "joblib"), "joblib"),
     **dict.fromkeys(("slurm", "submitit", "submitit_slurm", "submitit_local"), "slurm"),
@@ -233,7 +233,7 @@ _PACKAGES = {"joblib": "hydra_joblib_launcher", "slurm": "hydra_submitit_launche
 
 
 def _runs_side_by_side(arguments: Iterable[Override]) -> bool:
-    """Whether the jobs of a grid share a machine at the same time. (A Slurm job has its own processors.)"""
+    """Whether the jobs of a grid run on one machine at the same time. (A Slurm job has its own processors.)"""
     launchers = [o.get_value_element_as_str() for o in arguments if o.key_or_group == "hydra/launcher"]
     return not {"local", "joblib", "submitit_local"}.isdisjoint(launchers)
 
@@ -250,8 +250,8 @@ def _check_plugin(o: Override) -> None:
     elif (extra := _EXTRAS.get(name)) and not _installed(f"hydra_plugins.{_PACKAGES[extra]}"):
         if extra == "ray":
             raise UsageError(
-                f"{argument} is in no extra: run one job after the other on many GPUs with workers=N, which needs Ray:"
-                f" {install(extra)}"
+                f"{argument} is in no extra: to use many GPUs, run one job after another with workers=N, which needs"
+                f" Ray: {install(extra)}"
             )
         raise UsageError(f"{argument} needs {_PACKAGES[extra].replace('_', '-')}: {install(extra)}")
 
@@ -273,7 +273,7 @@ def _values(o: Override) -> list[str]:
 
 
 def _check_form(o: Override) -> None:
-    """Raises UsageError for overrides that Hydra would accept silently or explain at length."""
+    """Raises UsageError for overrides that Hydra would silently accept, or would report in a long message."""
     key = o.key_or_group
     if command_line.is_hydras(key):
         return
@@ -290,8 +290,8 @@ def _check_form(o: Override) -> None:
 
 
 def described(overrides: Sequence[str]) -> dict[str, Any]:
-    """The flat configuration of normalized arguments, for their help: neither complete nor checked. A parameter with
-    several values has its default."""
+    """The flat configuration of normalized arguments for the help text, neither complete nor checked. A parameter with
+    several values gets its default."""
     with session():
         several = swept(overrides)
         return _flat([argument for argument in overrides if argument.split("=", 1)[0] not in several])
@@ -305,7 +305,7 @@ def _compose(arguments: Sequence[str]) -> RunConfig:
 
 
 def _flat(overrides: Sequence[str]) -> dict[str, Any]:
-    """The values of one job's normalized arguments by parameter. Raises UsageError for a parameter that the job does
+    """The values of one job's normalized arguments, by parameter. Raises UsageError for a parameter that the job does
     not have."""
     arguments = _parse([*overrides, *implied(overrides)])
     for o in arguments:
@@ -327,15 +327,15 @@ def _flat(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _is_choice(o: Override) -> bool:
-    """Whether an argument chooses a file, is about Hydra itself, or refers to other values."""
+    """Whether an argument chooses a file, configures Hydra itself, or refers to other values."""
     key = o.key_or_group
     if command_line.is_path(key):
-        return False  # a name may hold ${
+        return False  # a path may contain ${
     return key in parameters.groups() or command_line.is_hydras(key) or "${" in (o.input_line or "")
 
 
 def _chosen(arguments: Sequence[Override]) -> dict[str, Any]:
-    """The values in the files that these arguments choose, from Hydra only where needed."""
+    """The values in the files that these arguments choose. Uses Hydra only where needed."""
     if all(o.key_or_group in parameters.groups() and not o.is_sweep_override() for o in arguments):
         choices = {o.key_or_group: o.value() for o in arguments}
         if (cfg := composition.compose(choices)) is not None:
@@ -345,12 +345,14 @@ def _chosen(arguments: Sequence[Override]) -> dict[str, Any]:
 
 @cached
 def _by_hydra(_conf: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
-    found: Any = OmegaConf.to_container(hydra.compose(CONFIG, list(arguments)), resolve=True, throw_on_missing=True)
-    return {str(key): value for key, value in found.items() if key not in METADATA}
+    composed: Any = OmegaConf.to_container(hydra.compose(CONFIG, list(arguments)), resolve=True, throw_on_missing=True)
+    return {str(key): value for key, value in composed.items() if key not in METADATA}
 
 
 @cached
 def _sweeper(_conf: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
     """The parameters over which an experiment or Hydra's own arguments sweep, with their lists of values."""
-    found: Any = OmegaConf.to_container(hydra.compose(CONFIG, list(arguments), return_hydra_config=True).hydra.sweeper)
-    return {str(key): value for key, value in (found.get("params") or {}).items()}
+    composed: Any = OmegaConf.to_container(
+        hydra.compose(CONFIG, list(arguments), return_hydra_config=True).hydra.sweeper
+    )
+    return {str(key): value for key, value in (composed.get("params") or {}).items()}

@@ -1,8 +1,8 @@
 """The numbers of a run's images: image j of prompt i is i + j * `STRIDE`.
 
-So the first image of each prompt has the number of the prompt, and the number of an image does not depend on how many
-images a prompt has, on the number of prompts, or on who decodes it. With the seed it is the key of the image's random
-stream.
+The first image of each prompt therefore has the number of the prompt. The number of an image does not depend on the
+number of prompts, on the number of images per prompt, or on the process that decodes it. With the seed, it is the key
+of the image's random stream.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-STRIDE = 2**20  # more than any run has prompts
+STRIDE = 2**20  # above the number of prompts of any run
 
 
 def prompt_of(index: int) -> int:
-    """The index of an image's prompt among the chosen ones."""
+    """The index of an image's prompt among the chosen prompts."""
     return index % STRIDE
 
 
 def repeat_of(index: int) -> int:
-    """The number of an image among those of its prompt, from 0 on."""
+    """The number of an image among the images of its prompt, from 0 on."""
     return index // STRIDE
 
 
 def of_run(cfg: Mapping[str, Any]) -> list[int]:
-    """The numbers of the images of a run, prompt by prompt: of its first `n` prompts or, with `shard="2/8"`, of the
-    second, tenth, ... of them."""
+    """The numbers of the images of a run, prompt by prompt: of its first `n` prompts or, with `shard="2/8"`, of every
+    eighth of these prompts, starting with the second."""
     part, parts = map(int, (cfg.get("shard") or "1/1").split("/"))
-    repeats = range(cfg.get("images_per_prompt") or 1)  # older ones lack it
+    repeats = range(cfg.get("images_per_prompt") or 1)  # older configurations have no such parameter
     return [i + j * STRIDE for i in range(part - 1, cfg["n"], parts) for j in repeats]
 
 
 def of_row(row: Mapping[str, Any]) -> list[int]:
-    """The numbers of the images of a row, whose `n` counts the prompts of its shard alone."""
+    """The numbers of the images of a row. Its `n` counts only the prompts of its shard."""
     parts = int((row.get("shard") or "1/1").partition("/")[2])
     return of_run({**row, "n": row["n"] * parts})
 

@@ -1,4 +1,4 @@
-"""Weights that a run needs and that are not here, and how to get them. Imports no torch."""
+"""Weights that a run needs and that are missing, and how to get them. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from specbench.storage import sources
 
 
 def check(cfg: Mapping[str, Any]) -> None:
-    """Raises UsageError if weights are missing; the message names the way to get them."""
+    """Raises UsageError if weights are missing; the message says how to get them."""
     folder, model = registry.weights_folder(cfg), cfg["model"]
     if folder is None:
         return
     if model in registry.model_sources():
         if absent := [part for part in registry.needed_folders(cfg) if not (folder / part).is_dir()]:
             what = advice(model, absent, cfg.get("size"), cfg["weights"])
-            raise UsageError(f"{folder} lacks {', '.join(f'{part}/' for part in absent)}: {what}")
+            raise UsageError(f"{folder} has no {', '.join(f'{part}/' for part in absent)}: {what}")
     elif not parameters.default("model", model, "assets"):
         if not folder.is_dir():
             put = steps(f"put the weights of {model} there", "weights=random")
             raise UsageError(f"{folder} does not exist: {put}")
     elif absent := [path.name for group in registry.weight_files(cfg) for path in group if not path.is_file()]:
-        train = steps("run `make train-scenes` in a clone", "weights=DIR of a folder that has them", "weights=random")
-        raise UsageError(f"{folder} lacks {', '.join(absent)}: {train}")
+        train = steps("run `make train-scenes` in a clone", "weights=DIR with a folder that has them", "weights=random")
+        raise UsageError(f"{folder} has no {', '.join(absent)}: {train}")
 
 
 def advice(model: str, absent: Sequence[str] = (), size: int | None = None, weights: str = "official") -> str:
-    """How to get missing weights of a model with `files`: what to do next, and what else would do. absent: the missing
-    folders, default those that every run needs; size, weights: the run's."""
+    """How to get missing weights of a model with `files`: the next step, and alternatives. absent: the missing folders;
+    default: the folders that every run needs; size, weights: the run's values."""
     entry, vectors = registry.model_sources()[model], parameters.is_continuous("model", model)
     other = size not in (None, parameters.default("model", model, "size"))
     entry = entry.of_size(str(size)) if other else entry
     published = {name: part for name in absent or entry.parts if (part := sources.part_of(entry, name))}
     if not published:
-        command, none = registry.training(model, absent[0]), f"no weights for {absent[0]}/ are published: "
-        own = (f"run `{command}`", "drafter_weights=DIR of trained ones") if command else ("put your own there",)
-        return none + steps(*own, "weights=random")
+        command, no_weights = registry.training(model, absent[0]), f"no weights for {absent[0]}/ are published: "
+        trained = (f"run `{command}`", "drafter_weights=DIR with trained ones") if command else ("put your own there",)
+        return no_weights + steps(*trained, "weights=random")
     folders = {d: f for d, f in registry.network_folders().items() if parameters.is_continuous("drafter", d) == vectors}
     drafters = [next(d for d, f in folders.items() if f == name) for name in published if name not in entry.parts]
     command = fetching(model, size if other else None, weights, drafters)
@@ -47,7 +47,7 @@ def advice(model: str, absent: Sequence[str] = (), size: int | None = None, weig
 
 
 def fetching(model: str, size: object, weights: str, drafters: Sequence[str]) -> str:
-    """The command that fetches a model's files; size: None for the model's own one; weights: the run's."""
+    """The command that fetches a model's files; size: None for the default size; weights: the run's value."""
     words = [f"model={model}", *([f"size={size}"] if size else [])]
     words += [f"weights={shlex.quote(weights)}"] if weights != "official" else []
     return " ".join(["specbench fetch", *words, *(f"drafter={name}" for name in drafters)])

@@ -15,20 +15,20 @@ from specbench.storage.reading import made, short
 
 Kind = Literal["integer", "integers", "number", "numbers", "string", "text", "flag", "names", "tree", "path", "fields"]
 
-#: Keys of the files under conf/ that are not parameters of a run: Hydra's own, and those that describe a choice.
+#: Keys of the files in conf/ that are not parameters of a run: Hydra's own, and keys that describe a choice.
 METADATA = frozenset(
     "hydra kind world preferred network variants raster parameters served drawn implementation assets shape"
     " files pixels".split()
 )
 
-#: Bounds of counts that a run holds in memory before its work starts; a legitimate run stays well below.
+#: Bounds of counts that a run keeps in memory before its work starts. Realistic runs stay well below.
 PROMPTS = 1_000_000
-DRAFT = 2000  # tokens of a draft: a depth takes up to two of the purposes of a step's random numbers (`PURPOSES`)
-DEEP = 1000  # levels of a drafted tree, candidates of a node
-LONGEST = 10_000  # characters of an argument: Hydra's grammar takes seconds for more
+DRAFT = 2000  # tokens of a draft: a depth uses up to two of the purposes of a step's random numbers (`PURPOSES`)
+DEEP = 1000  # levels of a drafted tree, or candidates of a node
+LONGEST = 10_000  # characters of an argument: Hydra's grammar needs seconds for longer ones
 
 
-#: Kind -> what a value must be.
+#: Kind -> the form of its values.
 _WANTED = {
     "flag": "true or false",
     "names": "a list of names",
@@ -48,14 +48,14 @@ class Parameter:
     high: float | None = None
     above: bool = False  # `low` itself is excluded
     choices: tuple[str, ...] = ()
-    pattern: str = ""  # for words with a free part
+    pattern: str = ""  # a regular expression for texts of a certain form
     null: str = ""  # the meaning of null; empty: null is an error
     also: tuple[str, ...] = ()  # words that are allowed instead of a number
-    count: int = 0  # of numbers: a list of exactly so many
+    count: int = 0  # for numbers: a list of exactly this length
     unit: str = ""
 
     def wanted(self) -> str:
-        """What a value must be, as text."""
+        """The form and range of a value, as text."""
         if self.choices:
             text = "one of " + ", ".join(self.choices)
         elif self.kind == "integers":
@@ -70,14 +70,14 @@ class Parameter:
             text = "an integer" if self.kind == "integer" else several
             if self.low is not None:
                 text += f" {'above' if self.above else 'of at least'} {self.low:g}"
-            if self.high is not None:  # every parameter with an upper end has a lower one
+            if self.high is not None:  # every parameter with an upper bound has a lower one
                 text += f" and at most {self.high if isinstance(self.high, int) else f'{self.high:g}'}"
             text += ", or a list of such numbers" if self.kind == "numbers" and not self.count else ""
         text += "".join(f", or {word}" for word in self.also)
         return text + (f", or null ({self.null})" if self.null else "")
 
     def checked(self, name: str, value: Any) -> Any:
-        """The value of parameter `name` in its canonical form. Raises UsageError with the allowed values."""
+        """The value of parameter `name` in its canonical form. Raises UsageError, which names the allowed values."""
         try:
             return self.read(value)
         except ValueError:
@@ -85,15 +85,15 @@ class Parameter:
             raise UsageError(f"{name} must be {self.wanted()} (got {got})") from None
 
     def from_text(self, name: str, text: str) -> Any:
-        """The value of argument `name` in its canonical form, from its text: 1e6 and 1_000 are integers, too. Raises
-        UsageError with the allowed values."""
+        """The value of argument `name` in its canonical form, from its text; 1e6 and 1_000 are integers, too. Raises
+        UsageError, which names the allowed values."""
         value: Any = text
         if text == "null":
             value = None
         elif self.kind == "flag":
             value = {"true": True, "false": False}.get(text, text)
         elif self.kind in ("integer", "integers", "number", "numbers") and text not in self.also:
-            with suppress(ValueError):  # which the check tells
+            with suppress(ValueError):  # `checked` reports it
                 digits = text.replace("_", "") if self.kind.startswith("integer") else text
                 numbers = [_number(part.strip()) for part in digits.strip("[]").split(",")]
                 value = numbers if self.kind.endswith("s") else numbers[0] if len(numbers) == 1 else text
@@ -109,7 +109,7 @@ class Parameter:
         return True
 
     def read(self, value: Any) -> Any:
-        """The value in its canonical form; raises ValueError for a value that is not allowed."""
+        """The value in its canonical form. Raises ValueError for a value that is not allowed."""
         if value is None:
             if not self.null:
                 raise ValueError
@@ -117,22 +117,22 @@ class Parameter:
         if isinstance(value, str) and value in self.also:
             return value
         if self.kind == "numbers" and isinstance(value, list | tuple):
-            if any(isinstance(one, list | tuple) for one in value) or self.count not in (0, len(value)):
+            if any(isinstance(item, list | tuple) for item in value) or self.count not in (0, len(value)):
                 raise ValueError
-            return [replace(self, count=0).read(one) for one in value]
+            return [replace(self, count=0).read(item) for item in value]
         if self.kind == "flag":
             ok = isinstance(value, bool)
         elif self.kind == "integer":
-            ok = _is_integer(value) and self._holds(value)
+            ok = _is_integer(value) and self._in_range(value)
         elif self.kind in ("number", "numbers"):
             ok = not self.count and (_is_integer(value) or isinstance(value, float))
-            ok = ok and abs(value) <= sys.float_info.max and self._holds(value := float(value))
+            ok = ok and abs(value) <= sys.float_info.max and self._in_range(value := float(value))
         elif self.kind == "names":
             ok = isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)
             value = list(value) if ok else value
         elif self.kind == "integers":
             ok = isinstance(value, list) and all(type(v) is int for v in value) and value == sorted(set(value))
-            ok = ok and bool(value) and self._holds(value[0]) and self._holds(value[-1])
+            ok = ok and bool(value) and self._in_range(value[0]) and self._in_range(value[-1])
         elif self.kind == "tree":
             ok = (isinstance(value, str) and bool(value)) or _is_tree(value)
         elif self.kind == "path":
@@ -150,14 +150,14 @@ class Parameter:
             return value
         raise ValueError
 
-    def _holds(self, value: float) -> bool:
+    def _in_range(self, value: float) -> bool:
         """Whether a number is in the range."""
         above = self.low is None or value > self.low or (value == self.low and not self.above)
         return above and (self.high is None or value <= self.high)
 
 
 def _number(text: str) -> float:
-    """The number in a text, an integer where it is whole."""
+    """The number in a text, as an integer if it is whole."""
     number = decimal(text)
     return int(text) if text.isdecimal() else int(number) if number.is_integer() else number
 
@@ -167,18 +167,18 @@ def _is_integer(value: Any) -> bool:
 
 
 def _fields(value: Any) -> str:
-    """The JSON text of a mapping, or of the JSON text of one, with sorted keys; ValueError for anything else."""
+    """The JSON text of a mapping, or of a mapping's JSON text, with sorted keys; ValueError for anything else."""
     try:
-        found = json.loads(value) if isinstance(value, str) else value
-        if isinstance(found, dict) and all(isinstance(key, str) for key in found):
-            return json.dumps(found, sort_keys=True, ensure_ascii=False, allow_nan=False)
+        fields = json.loads(value) if isinstance(value, str) else value
+        if isinstance(fields, dict) and all(isinstance(key, str) for key in fields):
+            return json.dumps(fields, sort_keys=True, ensure_ascii=False, allow_nan=False)
     except (TypeError, RecursionError):
         pass
     raise ValueError
 
 
 def _is_tree(value: Any) -> bool:
-    """A non-empty list of paths from the root, each a non-empty list of child numbers."""
+    """Whether a value is a non-empty list of paths from the root, each a non-empty list of child numbers."""
     return (
         isinstance(value, list | tuple)
         and 0 < len(value) <= DRAFT
@@ -188,7 +188,7 @@ def _is_tree(value: Any) -> bool:
 
 
 def declared(name: object, fields: Any) -> Parameter:
-    """The parameter that a file declares with these fields. UsageError for a wrong declaration."""
+    """The parameter that these fields of a file declare. UsageError for a wrong declaration."""
     if not str(name).isidentifier() or not isinstance(fields, Mapping):
         raise UsageError(f"parameters: {name} needs the form NAME: {{kind: number, line: its meaning}}")
     if None in fields:
@@ -198,9 +198,10 @@ def declared(name: object, fields: Any) -> Parameter:
 
 @dataclass(frozen=True)
 class ShownColumn:
-    """How tables and reports show a column that metrics fill, as the file of one of them declares it under `columns`:
-    its title, its better side, its decimals, and up to which size a value is rounding: it is printed as 0, and such a
-    difference is none in every test."""
+    """How tables and reports show a column that metrics fill, as declared under `columns` in the file of a metric.
+
+    title, better (the better direction), decimals. resolution: values up to this size are rounding errors; they are
+    printed as 0, and such a difference counts as zero in every test."""
 
     title: str
     better: Literal["higher", "lower"]

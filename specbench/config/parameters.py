@@ -1,4 +1,4 @@
-"""The parameters of a run: which ones it has, and the check of their values.
+"""The parameters of a run: which parameters it has, and the check of their values.
 
 A run has the values in config.yaml and in the chosen files of `PARAMETER_GROUPS`, and nothing else. Each of these files
 declares its own parameters (see `plugins`). Imports neither torch nor Hydra.
@@ -19,11 +19,11 @@ from specbench.config.plugins import PARAMETER_GROUPS as PARAMETER_GROUPS
 from specbench.config.yaml_files import cached
 from specbench.errors import UsageError, nearest, unknown
 
-#: The groups of which a method consists.
+#: The groups that make up a method.
 PARTS = ("drafter", "rule", "verification")
 
-#: What a run has whose images a server decodes, besides the parameters of its data and its engine: names that stand for
-#: the server's own model and method, and the parameters of every run that concern prompts, scoring and the folder.
+#: The parameters of a run whose images a server decodes, besides those of its data and its engine: names that represent
+#: the server's own model and method, and the parameters on prompts, scoring and the folder.
 _GROUPS_OF_SERVED = ("data", "engine", "log")
 SERVED = dict.fromkeys(("model", "method", "drafter", "rule"), "served")
 _OF_SERVED = ("seed", "n", "images_per_prompt", "device", "warmup", "metrics", "metrics_dir", "reference", "out")
@@ -31,7 +31,7 @@ _OF_SERVED = ("seed", "n", "images_per_prompt", "device", "warmup", "metrics", "
 
 @cache
 def conf_dir() -> Path:
-    """The folder of configurations: inside the package when installed, next to it in a checkout."""
+    """The folder of configurations: inside the package if installed, next to it in a checkout."""
     package = Path(__file__).resolve().parents[1]
     for candidate in (package / "conf", package.parent / "conf"):
         if (candidate / "config.yaml").is_file():
@@ -40,22 +40,22 @@ def conf_dir() -> Path:
 
 
 def groups() -> tuple[str, ...]:
-    """The groups of conf/ from which a run chooses. (Suites are of many runs.)"""
+    """The groups of conf/ from which a run chooses. (A suite contains many runs.)"""
     return tuple(sorted(found_choices().choices.keys() - {"suite"}))
 
 
 @cached
 def choices(group: str) -> dict[str, str]:
     """Name -> one-line description of every choice of a group: the file's first comment line, a full sentence."""
-    found = {}
-    for name, one in found_choices().choices.get(group, {}).items():
-        comments = (line[1:].strip() for line in one.path.read_text("utf-8").splitlines() if line.startswith("#"))
-        found[name] = next((c for c in comments if not c.startswith("@")), "")
-    return found
+    lines = {}
+    for name, item in found_choices().choices.get(group, {}).items():
+        comments = (line[1:].strip() for line in item.path.read_text("utf-8").splitlines() if line.startswith("#"))
+        lines[name] = next((c for c in comments if not c.startswith("@")), "")
+    return lines
 
 
 def found_choices() -> plugins.FoundChoices:
-    """The choices of specbench and of the plug-ins that are installed and included."""
+    """The choices of specbench and of the installed and included plug-ins."""
     return plugins.load(conf_dir())
 
 
@@ -68,35 +68,35 @@ def choice(group: str, name: str) -> plugins.Choice:
 
 
 def plugin_of(group: str, name: str) -> plugins.Plugin | None:
-    """The plug-in that a choice is from; None for one of specbench's own, and for a name that does not exist."""
-    one = found_choices().choices.get(group, {}).get(name)
-    return one.plugin if one and not one.plugin.is_shipped else None
+    """The plug-in of a choice; None for a choice of specbench itself, and for a name that does not exist."""
+    item = found_choices().choices.get(group, {}).get(name)
+    return item.plugin if item and not item.plugin.is_shipped else None
 
 
 def file_of(group: str, name: str) -> Path:
-    """The file of a choice, which exists if the choice does, or of one that choices build on."""
+    """The file of a choice, or of a file that choices build on. It exists if the choice exists."""
     return plugins.file_of(found_choices().folders, group, name)
 
 
 def plugins_of(cfg: Mapping[str, Any]) -> list[str]:
-    """The labels of the plug-ins whose choices a configuration names, as a row gives them."""
+    """The labels of the plug-ins whose choices a configuration names, as in a row."""
     names = [(group, name) for group, value in cfg.items() for name in (value if group == "metrics" else [value])]
-    found = (plugin_of(group, str(name).partition("@")[0]) for group, name in names)
-    return sorted({plugin.label for plugin in found if plugin})
+    plugin_list = (plugin_of(group, str(name).partition("@")[0]) for group, name in names)
+    return sorted({plugin.label for plugin in plugin_list if plugin})
 
 
-def plugins_lacking(labels: Iterable[str]) -> str:
-    """The end of a sentence about something that plug-ins with these labels made: those that are not here. Empty if
-    all are."""
-    here = {str(plugin).removeprefix("plug-in ") for plugin in found_choices().plugins}
-    names = sorted({label.rpartition(":")[0] for label in labels if label} - here)
-    away = "which is not here: install it, or name its folder with --include"
-    return f"; it is from plug-in {_and(names)}, {away}" if names else ""
+def missing_plugins(labels: Iterable[str]) -> str:
+    """The end of a sentence about content that plug-ins with these labels made: it names the plug-ins that are missing.
+    "" if all are available."""
+    available = {str(plugin).removeprefix("plug-in ") for plugin in found_choices().plugins}
+    names = sorted({label.rpartition(":")[0] for label in labels if label} - available)
+    action = "which is not here: install it, or name its folder with --include"
+    return f"; it is from plug-in {_and(names)}, {action}" if names else ""
 
 
 @contextmanager
 def including(folders: Sequence[Path]) -> Iterator[None]:
-    """Inside, these folders are plug-ins, too, here and in child processes."""
+    """Within the block, these folders are plug-ins, too, in this process and in child processes."""
     before = os.environ.get(plugins.INCLUDE)
     texts = [*([before] if before else []), *(str(folder.expanduser().absolute()) for folder in folders)]
     os.environ[plugins.INCLUDE] = os.pathsep.join(texts)
@@ -111,77 +111,75 @@ def including(folders: Sequence[Path]) -> Iterator[None]:
 
 
 def content(group: str, name: str) -> Mapping[str, Any]:
-    """The values of a choice's file and of those that it builds on; empty where there is no such file. Callers do not
+    """The values of a choice's file and of the files that it builds on; {} if the file does not exist. Callers must not
     change it."""
     return plugins.content(found_choices().folders, group, name)
 
 
 def declarations(group: str, name: str) -> Mapping[str, Parameter]:
-    """The parameters of a choice, or of a file that it builds on; every run's are under ("", "config")."""
+    """The parameters of a choice, or of a file that it builds on. Parameters of every run: ("", "config")."""
     return plugins.declarations(found_choices().folders, group, name)
 
 
 def table() -> Mapping[str, Parameter]:
-    """Every parameter by its first declaration, in the order in which a row lists them: the names of choices, the
-    parameters of these in the order of config.yaml's groups, what every run has, then what plug-ins add."""
+    """Every parameter with its first declaration, in the order of a row's columns: the names of choices, the parameters
+    of these choices in the order of config.yaml's groups, the parameters of every run, and those of plug-ins."""
     return found_choices().parameters
 
 
 def in_run(cfg: Mapping[str, Any]) -> dict[str, Parameter]:
-    """Every parameter as it is declared for a run with these choices: by the choice that has it, else by its first
+    """Every parameter as declared for a run with these choices: by the choice that has it, otherwise by its first
     declaration."""
-    found = {**table(), **declarations("", "config")}
+    result = {**table(), **declarations("", "config")}
     for group in PARAMETER_GROUPS:
-        found |= declarations(group, str(cfg.get(group)))
-    return found
+        result |= declarations(group, str(cfg.get(group)))
+    return result
 
 
 @cached
 def declared(group: str, name: str) -> frozenset[str]:
-    """The flat parameters that a choice of a group has, including what the files have that it builds on."""
+    """The flat parameters of a choice, including those of the files that it builds on."""
     return frozenset(content(group, name)) - METADATA
 
 
 def preferred(group: str, name: str) -> dict[str, str]:
-    """The choices of other groups (data, metrics, a method) that a model or a data set has where none are named, from
-    its file."""
+    """The default choices of other groups (data, metrics, a method) for a model or a data set, from its file."""
     return dict(content(group, name).get("preferred") or {})
 
 
 def world(group: str, name: str) -> str | None:
     """The embedded world of a model, a data set or a single metric: "scenes"; None for real ones."""
-    held = content(group, name)
-    found = (held.get(name) or {}) if group == "metrics" else held
-    return found.get("world")
+    values = content(group, name)
+    return ((values.get(name) or {}) if group == "metrics" else values).get("world")
 
 
 def no_pixels(cfg: Mapping[str, Any]) -> str:
-    """What a run of a model without a pixel decoder measures, in a sentence; empty for other models."""
+    """One sentence on what a run of a model without a pixel decoder measures; "" for other models."""
     if content("model", str(cfg["model"])).get("pixels", True):
         return ""
     return (
-        f"{cfg['model']} ends with tokens, and the stage that draws its images is not part of specbench: a run measures"
-        " tokens, steps and time, its image files hold one pixel for a token, and metrics of images need a server that"
+        f"{cfg['model']} produces tokens, and the stage that draws its images is not part of specbench: a run measures"
+        " tokens, steps and time, its image files contain one pixel per token, and metrics of images need a server that"
         " draws (engine=http) or stored images (specbench evaluate)"
     )
 
 
 def check_measurable(cfg: Mapping[str, Any]) -> None:
-    """UsageError for metrics of a model without pixels, and for a metric of an embedded world and a model of another
-    one: no column has such a value for a real model. (Of a served model, the prompts tell the world.)"""
+    """UsageError for metrics of a model without pixels, and for a metric of an embedded world with a model outside it,
+    for which it has no meaning. (For a served model, the prompts determine the world.)"""
     if cfg["metrics"] and (reason := no_pixels(cfg)):
         raise UsageError(f"{reason}: use metrics=none")
     group = "data" if is_served(cfg) else "model"
     for name in cfg["metrics"]:
-        if (theirs := world("metrics", name)) not in (None, world(group, cfg[group])):
+        if (metric_world := world("metrics", name)) not in (None, world(group, cfg[group])):
             raise UsageError(
-                f"metric {name} scores the embedded world ({theirs}) alone, not images of {group}={cfg[group]}: leave"
-                " metrics= out for real ones, or take some of `specbench list metrics`"
+                f"metric {name} scores only the embedded world ({metric_world}), not images of {group}={cfg[group]}:"
+                " leave metrics= out for real metrics, or choose from `specbench list metrics`"
             )
 
 
 def default(group: str, name: str, parameter: str) -> Any:
-    """The value of a parameter in a choice's file; None where it is not set."""
+    """The value of a parameter in a choice's file; None if it is not set."""
     return content(group, name).get(parameter)
 
 
@@ -193,13 +191,13 @@ def common() -> frozenset[str]:
 
 @cached
 def method_parameters() -> frozenset[str]:
-    """The parameters that a part of a method declares: those of a method, without the model and the sampling."""
+    """The parameters that the parts of a method declare, without those of the model and the sampling."""
     parts = (declared(group, name) for group in PARTS for name in choices(group))
     return frozenset().union(*parts)
 
 
 def possible(model: str) -> frozenset[str]:
-    """The parameters that a run of a model can have: all but those that only other models declare."""
+    """The parameters that a run of a model can have: all except those that only other models declare."""
     if model not in choices("model"):
         return frozenset(table())
     others = frozenset().union(*(declared("model", name) for name in choices("model")))
@@ -212,11 +210,11 @@ def method_choices(method: str) -> dict[str, str]:
 
 
 def of_experiment(name: str) -> dict[str, Any]:
-    """The choices and values of an experiment's file, by group and parameter; empty for one that does not exist."""
+    """The choices and values of an experiment's file, by group and parameter; {} if the experiment does not exist."""
     if name not in choices("experiment"):
         return {}
-    held = content("experiment", name)
-    return _chosen("experiment", name) | {key: held[key] for key in held if key not in METADATA}
+    values = content("experiment", name)
+    return _chosen("experiment", name) | {key: values[key] for key in values if key not in METADATA}
 
 
 def default_choice(group: str) -> str:
@@ -236,29 +234,32 @@ def is_served(cfg: Mapping[str, Any]) -> bool:
 
 
 def parameters_of(cfg: Mapping[str, Any]) -> list[str]:
-    """The parameters of a run with these choices: the names of choices, then the parameters of each in the order of its
-    file, in the order of `PARAMETER_GROUPS`, then what every run has."""
+    """The parameters of a run with these choices: the names of choices, then the parameters of each choice in the order
+    of its file, in the order of `PARAMETER_GROUPS`, then the parameters of every run."""
     groups: tuple[str, ...]
     if is_served(cfg):
         groups, names = _GROUPS_OF_SERVED, {*SERVED, *_OF_SERVED}
     else:
         groups, names = PARAMETER_GROUPS, {*common(), *(declared("method", str(cfg.get("method"))) & {"variant"})}
     chosen = [(group, str(cfg.get(group))) for group in groups]
-    own = [name for one in chosen for name in (*declarations(*one), *content(*one)) if name not in METADATA]
+    declared_here = [
+        name for item in chosen for name in (*declarations(*item), *content(*item)) if name not in METADATA
+    ]
     every = content("", "config")
     first = [name for name in declarations("", "config") if name not in every]
-    return [name for name in dict.fromkeys([*first, *own, *table()]) if name in names or name in own]
+    ordered = dict.fromkeys([*first, *declared_here, *table()])
+    return [name for name in ordered if name in names or name in declared_here]
 
 
 def owners(name: str) -> list[str]:
     """The choices that have a parameter: "rule cool (method cool_sd)"."""
-    found = [f"method {method}" for method in choices("method") if name == "variant" in declared("method", method)]
+    result = [f"method {method}" for method in choices("method") if name == "variant" in declared("method", method)]
     for group in PARAMETER_GROUPS:
         for choice in choices(group):
             if name in declared(group, choice):
                 presets = [method for method in choices("method") if method_choices(method).get(group) == choice]
-                found.append(f"{group} {choice}" + (f" (method {', '.join(presets)})" if presets else ""))
-    return found
+                result.append(f"{group} {choice}" + (f" (method {', '.join(presets)})" if presets else ""))
+    return result
 
 
 def no_parameter(name: str, cfg: Mapping[str, Any]) -> UsageError:
@@ -278,7 +279,8 @@ def no_parameter(name: str, cfg: Mapping[str, Any]) -> UsageError:
 
 
 def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """A composed, flat configuration, checked and in canonical form and order; `registry.completed` checks its paths.
+    """Checks a composed, flat configuration and returns it in canonical form and order. `registry.completed` checks its
+    paths.
 
     Raises UsageError for an unknown or missing parameter, a wrong type and a value out of range. `delta=2` and
     `delta=2.0` become the same, so that equal runs have equal hashes.
@@ -291,18 +293,18 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
         if name not in wanted:
             raise no_parameter(str(name), cfg)
     if missing := [name for name in wanted if name not in cfg]:
-        raise UsageError(f"the configuration lacks {_and(missing)}: give {missing[0]}=...")
-    own = in_run(cfg)
-    checked = {name: own[name].checked(name, cfg[name]) for name in wanted}
+        raise UsageError(f"the configuration has no {_and(missing)}: give {missing[0]}=...")
+    parameters = in_run(cfg)
+    checked = {name: parameters[name].checked(name, cfg[name]) for name in wanted}
     check_metrics(checked["metrics"])
-    each = checked["images_per_prompt"]
-    if isinstance(checked["n"], int) and checked["n"] * each > PROMPTS:
+    per_prompt = checked["images_per_prompt"]
+    if isinstance(checked["n"], int) and checked["n"] * per_prompt > PROMPTS:
         raise UsageError(
-            f"n times images_per_prompt must be at most {PROMPTS:,} images (got {checked['n']:,} times {each:,})"
+            f"n times images_per_prompt must be at most {PROMPTS:,} images (got {checked['n']:,} times {per_prompt:,})"
         )
     part, _, parts = (checked.get("shard") or "1/1").partition("/")
     if int(part) > int(parts):
-        raise UsageError(f"shard={part}/{parts} is beyond the last one, shard={parts}/{parts}")
+        raise UsageError(f"shard={part}/{parts} does not exist: the last one is shard={parts}/{parts}")
     if served:
         return checked
     _check_kinds(checked)
@@ -312,12 +314,12 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def kind(group: str, name: str) -> str:
-    """The tokens for which a model, drafter, rule or method is, from `kind:` in its file: discrete, which is the
-    default, continuous, or any; ordered: discrete tokens of a model that leaves raster order."""
-    found, kinds = content(group, name).get("kind", "discrete"), ("discrete", "continuous", "ordered", "any")
-    if found not in kinds:
-        raise UsageError(f"{file_of(group, name)}: kind must be one of {', '.join(kinds)} (got {found})")
-    return str(found)
+    """The tokens that a model, drafter, rule or method supports, from `kind:` in its file: discrete (default),
+    continuous, or any; ordered: discrete tokens of a model that does not use raster order."""
+    value, kinds = content(group, name).get("kind", "discrete"), ("discrete", "continuous", "ordered", "any")
+    if value not in kinds:
+        raise UsageError(f"{file_of(group, name)}: kind must be one of {', '.join(kinds)} (got {value})")
+    return str(value)
 
 
 def is_continuous(group: str, name: str) -> bool:
@@ -326,30 +328,29 @@ def is_continuous(group: str, name: str) -> bool:
 
 
 def in_raster_order(cfg: Mapping[str, Any]) -> bool:
-    """Whether a run samples its tokens row by row: neither its model nor its drafter has an order of its own."""
+    """Whether a run samples its tokens row by row: neither its model nor its drafter has another order."""
     drafter_leaves = default("drafter", str(cfg["drafter"]), "raster") is False
     return not drafter_leaves and kind("model", str(cfg.get("model"))) != "ordered"
 
 
-#: What the tokens of a model are, by its kind, in messages.
+#: The tokens of a model of each kind, in messages.
 _TOKENS = {"ordered": "discrete tokens in an order of its own"}
 
 
 def _check_kinds(cfg: Mapping[str, Any]) -> None:
-    """UsageError unless drafter, rule and verification fit the model: discrete ones need discrete tokens, continuous
-    ones continuous tokens."""
-    mine = kind("model", cfg["model"])
-    tokens = _TOKENS.get(mine, f"{mine} tokens")
-    if kind("verification", cfg["verification"]) not in (mine, "any"):
+    """UsageError unless drafter, rule and verification support the model's tokens: discrete, continuous, or ordered."""
+    model_kind = kind("model", cfg["model"])
+    tokens = _TOKENS.get(model_kind, f"{model_kind} tokens")
+    if kind("verification", cfg["verification"]) not in (model_kind, "any"):
         raise UsageError(
             f"{cfg['model']} has {tokens}, which verification={cfg['verification']} does not support: use"
             " verification=token"
         )
     parts = {group: cfg[group] for group in ("drafter", "rule") if kind(group, cfg[group]) != "any"}
     kinds = {kind(group, name) for group, name in parts.items()}
-    if kinds <= {mine} and (mine != "continuous" or len(parts) != 1):
+    if kinds <= {model_kind} and (model_kind != "continuous" or len(parts) != 1):
         return
-    suited = [method for method in choices("method") if kind("method", method) in (mine, "any")]
+    suited = [method for method in choices("method") if kind("method", method) in (model_kind, "any")]
     shown = " and ".join(f"{group} {name}" for group, name in parts.items())
     does = "do" if len(parts) > 1 else "does"
     text = f"{cfg['model']} has {tokens}, which {shown} {does} not support"
@@ -385,11 +386,11 @@ def _and(names: Iterable[str]) -> str:
 
 
 def settle(cfg: Mapping[str, Any], given: Iterable[str] = ()) -> dict[str, Any]:
-    """A configuration as Hydra composed it -> the flat one that `validate` checks.
+    """Converts a configuration that Hydra composed to the flat one that `validate` checks.
 
-    The metrics, one switch per file in conf/metrics, become a list of names, and a protocol its name and version. The
-    values that a method's preset sets for a replaced part (`method=cool_sd rule=exact`) are dropped where the new part
-    does not have or allow them, except the names `given` by the user: those stay for `validate` to refuse.
+    The metrics, one switch per file in conf/metrics, become a list of names, and a protocol its name and version. If a
+    part of a preset is replaced (`method=cool_sd rule=exact`), the preset's values for it are dropped if the new part
+    does not have or allow them, except the names `given` by the user: `validate` refuses these.
     """
     flat = dict(cfg)
     if isinstance(flat.get("protocol"), Mapping):
@@ -405,10 +406,10 @@ def settle(cfg: Mapping[str, Any], given: Iterable[str] = ()) -> dict[str, Any]:
         wanted = {*parameters_of(flat), *given}
         return {name: value for name, value in flat.items() if name in wanted} | SERVED
     run_names = set(parameters_of(flat)) | set(given)
-    preset, own = content("method", str(flat.get("method"))), in_run(flat)
-    found = {name: value for name, value in flat.items() if name in run_names or name not in preset}
-    for name in declared("method", str(flat.get("method"))) & found.keys() - set(given):
-        if found[name] == preset[name] and name in own and not own[name].allows(found[name]):
+    preset, declared_here = content("method", str(flat.get("method"))), in_run(flat)
+    result = {name: value for name, value in flat.items() if name in run_names or name not in preset}
+    for name in declared("method", str(flat.get("method"))) & result.keys() - set(given):
+        if result[name] == preset[name] and name in declared_here and not declared_here[name].allows(result[name]):
             parts = (content(group, flat[group]) for group in reversed(PARAMETER_GROUPS))
-            found[name] = next(held[name] for held in parts if name in held)
-    return found
+            result[name] = next(part[name] for part in parts if name in part)
+    return result

@@ -1,15 +1,15 @@
-"""The choices of a run: specbench's own, in conf/, and the plug-ins'. One search finds, checks and declares both.
+"""The choices of a run: specbench's own, in conf/, and those of plug-ins. Both are searched, checked and declared here.
 
 A choice is a file GROUP/NAME.yaml. It may build on other files of its group, which it names in its list `defaults`. A
-parameter is declared in the file of the choice that has it, or in one that this builds on, under `parameters`, with
+parameter is declared in the file of the choice that has it, or in a file that it builds on, under `parameters`, with
 the fields of `Parameter`; its value in the file is the default. config.yaml declares the parameters of every run.
 
-A plug-in is an installed distribution with entry points, or a folder that the user includes: a distribution holds its
+A plug-in is an installed distribution with entry points, or a folder that the user includes. A distribution has its
 files in the folder conf/ of its package, or in the package that its entry point `specbench.conf` names. The
 implementation of a choice is the object of an entry point of the same name, in one of the groups `ENTRY_POINTS`, or the
-one that the file names with `implementation`, or that of NAME.py next to NAME.yaml (of specbench's own choices: in the
-group's package). Nothing of a plug-in is imported before it is used. What is wrong with one is a sentence in
-`FoundChoices.faults`, and the choice is left out; a choice never replaces one of specbench's own.
+object that the file names with `implementation`, or the one in NAME.py next to NAME.yaml (for specbench's own choices:
+in the group's package). Nothing of a plug-in is imported before it is used. A faulty choice is skipped, and a sentence
+in `FoundChoices.faults` reports it. A choice never replaces one of specbench's own.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ IMPLEMENTED = {
 }
 #: Group of entry points -> group of conf/.
 ENTRY_POINTS = {points: group for group, (points, _) in IMPLEMENTED.items()}
-#: The groups of entry points that name the package of files; what they have needs no module.
+#: The groups of entry points that name the package of files. Choices that consist of files alone need no module.
 CONF = ("specbench.conf", "specbench.suites", "specbench.methods")
 #: The environment variable with the folders that the user includes, separated as in PATH.
 INCLUDE = "SPECBENCH_INCLUDE"
-#: The column of rows that names them.
+#: The meaning of the rows' column with the plug-ins.
 MEANING = "plug-ins whose choices were used: name, version and a hash of their files; empty: none"
-#: The groups whose chosen file declares parameters, in the order in which a row names them.
+#: The groups whose chosen file declares parameters, in the order of a row's columns.
 PARAMETER_GROUPS = ("verification", "drafter", "rule", "model", "data", "engine", "log")
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """name, version: of the distribution, or the folder's name and nothing; conf: the folder of GROUP/NAME.yaml; code:
-    the folder of its package; targets: (group, name) -> "module:object" of its entry points; is_shipped: whether it is
-    specbench itself, which counts as a plug-in that is always there."""
+    """name, version: of the distribution; for a folder, its name and "". conf: the folder of GROUP/NAME.yaml; code: the
+    folder of its package; targets: (group, name) -> "module:object" of its entry points; is_shipped: whether it is
+    specbench itself, which is handled as a plug-in that always exists."""
 
     name: str
     version: str
@@ -73,13 +73,13 @@ class Plugin:
 
     @property
     def label(self) -> str:
-        """Name, version and a hash of its files, as a row names it: "specbench-example 0.1.0:1a2b3c4d"."""
+        """Name, version and a hash of its files, as in a row: "specbench-example 0.1.0:1a2b3c4d"."""
         return f"{self.name} {self.version}".rstrip() + f":{_digest(self)}"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A choice and its file; target: the object of its entry point, empty without one."""
+    """A choice and its file; target: the object of its entry point, "" without one."""
 
     plugin: Plugin
     group: str
@@ -88,9 +88,9 @@ class Choice:
     target: str = ""
 
     def load(self, implementation: str) -> Any:
-        """The object behind the choice. implementation: "module:object", or the object of the module of the choice's
-        name; an entry point comes first. A module is the file next to the choice's own, if there is one, and of
-        specbench's own choices one of the group's package. UsageError where it cannot be imported."""
+        """The object that implements the choice. implementation: "module:object", or only the object, in the module of
+        the choice's name; an entry point has priority. The module is the file next to the choice's own, if it exists;
+        for specbench's own choices, it is in the group's package. UsageError if it cannot be imported."""
         module, _, attribute = (self.target or implementation).rpartition(":")
         file = self.path.with_name(f"{module or self.name}.py")
         if self.plugin.is_shipped:
@@ -112,9 +112,9 @@ class Choice:
 
 @dataclass(frozen=True)
 class FoundChoices:
-    """The choices of specbench and of plug-ins by group and name, the parameters that they declare, each by its first
-    declaration, and the columns of metrics; the plug-ins, and one sentence for each fault of theirs, of included
-    folders apart."""
+    """The choices of specbench and of plug-ins by group and name, the parameters that they declare, each with its first
+    declaration, and the columns of metrics; the plug-ins, and one sentence for each of their faults. Faults of included
+    folders are separate."""
 
     plugins: tuple[Plugin, ...]
     choices: Mapping[str, Mapping[str, Choice]]
@@ -127,7 +127,7 @@ class FoundChoices:
 
 @cached
 def load(conf: Path) -> FoundChoices:
-    """The choices in `conf`, specbench's own, and the ones of the installed and included plug-ins.
+    """The choices in `conf`, which are specbench's own, and those of the installed and included plug-ins.
 
     Raises UsageError for a fault in specbench's own.
     """
@@ -152,34 +152,35 @@ def file_of(folders: tuple[Path, ...], group: str, name: str) -> Path:
 
 @cached
 def content(folders: tuple[Path, ...], group: str, name: str) -> Mapping[str, Any]:
-    """The content of a choice's file and of the files of its group that it builds on, without the list that names these
-    (`defaults`); its own values come first. Empty where there is no such file. Callers do not change it."""
-    held = yaml_files.read(file_of(folders, group, name))
-    found: dict[str, Any] = {}
-    for entry in built_on(held):
+    """The content of a choice's file and of the files of its group that it builds on, without the list of these files
+    (`defaults`). {} if the file does not exist. Callers must not change it."""
+    values = yaml_files.read(file_of(folders, group, name))
+    result: dict[str, Any] = {}
+    for entry in built_on(values):
         if entry == "_self_":
-            found = yaml_files.merged(found, {key: value for key, value in held.items() if key != "defaults"})
+            result = yaml_files.merged(result, {key: value for key, value in values.items() if key != "defaults"})
         else:
             path = PurePosixPath(group, name).parent / entry
-            found = yaml_files.merged(found, content(folders, group, str(path.relative_to(group))))
-    return found
+            result = yaml_files.merged(result, content(folders, group, str(path.relative_to(group))))
+    return result
 
 
-def built_on(held: Mapping[str, Any]) -> list[str]:
-    """The files of its group that a file builds on, and itself as _self_, in the order in which later values win."""
-    found = [entry for entry in held.get("defaults") or [] if isinstance(entry, str)]
-    return found if "_self_" in found else [*found, "_self_"]
+def built_on(values: Mapping[str, Any]) -> list[str]:
+    """The files of its group that a file builds on, and the file itself as _self_; later values override earlier
+    ones."""
+    entries = [entry for entry in values.get("defaults") or [] if isinstance(entry, str)]
+    return entries if "_self_" in entries else [*entries, "_self_"]
 
 
 @cached
 def declarations(folders: tuple[Path, ...], group: str, name: str) -> Mapping[str, Parameter]:
     """The parameters that a choice declares, or a file that it builds on. UsageError for a wrong declaration."""
-    held = content(folders, group, name).get("parameters") or {}
-    return {str(name): declared(name, fields) for name, fields in held.items()}
+    fields_by_name = content(folders, group, name).get("parameters") or {}
+    return {str(name): declared(name, fields) for name, fields in fields_by_name.items()}
 
 
 class _Search:
-    """What was found so far, first specbench's own."""
+    """The search for choices and its results so far, with specbench's own first."""
 
     def __init__(self, conf: Path) -> None:
         self.groups = _groups(conf)
@@ -196,59 +197,59 @@ class _Search:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """The folders of files, specbench's own first."""
+        """The folders with files, specbench's own first."""
         return tuple(plugin.conf for plugin in self.plugins)
 
     def add(self, plugin: Plugin) -> None:
-        """A plug-in with all its choices but those that have a fault."""
-        found: dict[tuple[str, str], Choice] = {}
+        """Adds a plug-in with all its choices, except faulty ones."""
+        added: dict[tuple[str, str], Choice] = {}
         for group in self.groups:
             for path in sorted((plugin.conf / group).glob("*.yaml")):
                 key = group, path.stem
-                found[key] = Choice(plugin, group, path.stem, path, plugin.targets.get(key, ""))
-        for group, name in plugin.targets.keys() - found:
+                added[key] = Choice(plugin, group, path.stem, path, plugin.targets.get(key, ""))
+        for group, name in plugin.targets.keys() - added:
             self.faults.append(f"{plugin} has an entry point for {group} {name}, but no {group}/{name}.yaml")
-        if not found and not plugin.targets:
+        if not added and not plugin.targets:
             groups = ", ".join(sorted(self.groups))
             self.faults.append(f"{plugin} has no choice: {plugin.conf} holds no GROUP/NAME.yaml (groups: {groups})")
         self.plugins.append(plugin)
         for check in (self._check, self._check_columns):  # a metric may name a column that a later file declares
-            for (group, name), one in list(found.items()):
+            for (group, name), item in list(added.items()):
                 try:
-                    check(one)
-                except (Exception, SystemExit) as e:  # whatever a file of others holds
+                    check(item)
+                except (Exception, SystemExit) as e:  # a plug-in's file may contain anything
                     text = one_line(e)
                     if plugin.is_shipped:
                         raise UsageError(f"conf/{group}/{name}.yaml: {text}") from e
                     self.faults.append(f"{group} {name} of {plugin} is left out: {text}")
-                    del found[group, name]
-        for (group, name), one in found.items():
-            self.choices[group][name] = one
+                    del added[group, name]
+        for (group, name), item in added.items():
+            self.choices[group][name] = item
 
-    def _check(self, one: Choice) -> None:
-        """UsageError unless a choice can stand next to the others. Adds its parameters and columns."""
-        if other := self.choices[one.group].get(one.name):
+    def _check(self, item: Choice) -> None:
+        """UsageError if a choice conflicts with the others. Otherwise adds its parameters and columns."""
+        if other := self.choices[item.group].get(item.name):
             if other.plugin.is_shipped:
                 raise UsageError("specbench has a choice of this name; rename it")
             raise UsageError(f"{other.plugin} has a choice of this name, too")
-        if one.plugin.is_shipped and one.group not in (*PARAMETER_GROUPS, "metrics"):
+        if item.plugin.is_shipped and item.group not in (*PARAMETER_GROUPS, "metrics"):
             return  # read when it is chosen
-        held = content(self.folders, one.group, one.name)
-        if one.group == "metrics":
-            self._check_metric(one, held)
-        if one.group not in PARAMETER_GROUPS:
+        values = content(self.folders, item.group, item.name)
+        if item.group == "metrics":
+            self._check_metric(item, values)
+        if item.group not in PARAMETER_GROUPS:
             return
-        own = declarations(self.folders, one.group, one.name)
-        known = {*own, *self._common, *METADATA, *(() if one.plugin.is_shipped else self.parameters)}
-        if foreign := sorted(held.keys() - known):
-            what = "not declared" if one.plugin.is_shipped else "no parameter of specbench"
+        parameters = declarations(self.folders, item.group, item.name)
+        known = {*parameters, *self._common, *METADATA, *(() if item.plugin.is_shipped else self.parameters)}
+        if foreign := sorted(values.keys() - known):
+            what = "not declared" if item.plugin.is_shipped else "no parameter of specbench"
             raise UsageError(f"{foreign[0]} is {what}; declare it under parameters:")
-        if missing := sorted(own.keys() - held.keys()):
+        if missing := sorted(parameters.keys() - values.keys()):
             raise UsageError(f"parameter {missing[0]} has no value; write {missing[0]}: VALUE, its default")
-        self._declare(one.path, own)
+        self._declare(item.path, parameters)
 
     def _declare(self, path: Path, declared: Mapping[str, Parameter]) -> None:
-        """Adds parameters. UsageError where another file declares one with another kind."""
+        """Adds parameters. UsageError if another file declares one of them with another kind."""
         for name, parameter in declared.items():
             first, file = self.parameters.setdefault(name, (parameter, path))
             if first.kind != parameter.kind:
@@ -256,43 +257,43 @@ class _Search:
                     f"parameter {name} has kind {parameter.kind} in {path} and kind {first.kind} in {file}; rename one"
                 )
 
-    def _check_metric(self, one: Choice, held: Mapping[str, Any]) -> None:
-        own = held.get(one.name)
-        if own is None:
+    def _check_metric(self, item: Choice, values: Mapping[str, Any]) -> None:
+        entry = values.get(item.name)
+        if entry is None:
             return  # a set of metrics
-        columns = own.get("columns") if isinstance(own, Mapping) else None
-        if not columns or not (one.target or isinstance(own.get("metric"), str)):
-            raise UsageError(f"{one.name}: needs metric: MODULE:CLASS (or an entry point) and columns:")
+        columns = entry.get("columns") if isinstance(entry, Mapping) else None
+        if not columns or not (item.target or isinstance(entry.get("metric"), str)):
+            raise UsageError(f"{item.name}: needs metric: MODULE:CLASS (or an entry point) and columns:")
         declares = columns if isinstance(columns, Mapping) else {}
         for name in declares:
             if name in self.columns:
                 raise UsageError(f"another metric declares the column {name}, too")
             if name in self.parameters or not str(name).isidentifier():
-                raise UsageError(f"the column {name} exists, or is no name; choose another")
+                raise UsageError(f"the column {name} exists already, or is not an identifier; choose another name")
         self.columns |= {str(name): made(ShownColumn, fields, f"column {name}") for name, fields in declares.items()}
 
-    def _check_columns(self, one: Choice) -> None:
-        """UsageError unless a metric declares each of the columns that a metric fills."""
-        own = content(self.folders, one.group, one.name).get(one.name) if one.group == "metrics" else None
-        if absent := sorted(set(own["columns"]) - self.columns.keys() if own else ()):
+    def _check_columns(self, item: Choice) -> None:
+        """UsageError unless a metric declares each column that this metric fills."""
+        entry = content(self.folders, item.group, item.name).get(item.name) if item.group == "metrics" else None
+        if absent := sorted(set(entry["columns"]) - self.columns.keys() if entry else ()):
             raise UsageError(f"no metric declares the column {absent[0]}; give its title:, better: and decimals:")
 
 
 def _groups(conf: Path) -> list[str]:
-    """The folders of choices, in the order in which config.yaml names them, then the others."""
-    named = [next(iter(one)) for one in yaml_files.read(conf / "config.yaml")["defaults"] if isinstance(one, dict)]
+    """The folders of choices, first in the order of config.yaml, then the others."""
+    named = [next(iter(item)) for item in yaml_files.read(conf / "config.yaml")["defaults"] if isinstance(item, dict)]
     others = sorted(p.name for p in conf.iterdir() if p.is_dir() and p.name != "hydra" and any(p.glob("*.yaml")))
     return list(dict.fromkeys([*(name for name in named if name in others), *others]))
 
 
 def _installed(faults: list[str]) -> Iterator[Plugin]:
-    """The distributions with entry points of specbench; those that cannot be used become faults."""
-    found, every, known = defaultdict(list), entry_points(), (*ENTRY_POINTS, *CONF)
+    """The distributions with entry points of specbench. Distributions that cannot be used become faults."""
+    by_distribution, every, known = defaultdict(list), entry_points(), (*ENTRY_POINTS, *CONF)
     for group in sorted(name for name in every.groups if name.startswith("specbench.")):
         for point in every.select(group=group):
             if point.dist is not None:
-                found[point.dist.name, point.dist.version].append(point)
-    for (name, version), points in sorted(found.items()):
+                by_distribution[point.dist.name, point.dist.version].append(point)
+    for (name, version), points in sorted(by_distribution.items()):
         title = f"plug-in {name} {version}"
         if foreign := [point.group for point in points if point.group not in known]:
             names = ", ".join(known)
@@ -300,16 +301,18 @@ def _installed(faults: list[str]) -> Iterator[Plugin]:
         points = [point for point in points if point.group in known]
         if not points:
             continue
-        own = next((point.module for point in points if point.group in CONF), f"{points[0].module.split('.')[0]}.conf")
-        if (conf := folder_of(own)) is None:
-            faults.append(f"{title} is left out: there is no folder for {own}; install it again")
+        package = next(
+            (point.module for point in points if point.group in CONF), f"{points[0].module.split('.')[0]}.conf"
+        )
+        if (conf := folder_of(package)) is None:
+            faults.append(f"{title} is left out: there is no folder for {package}; install it again")
             continue
         targets = {(ENTRY_POINTS[p.group], p.name): f"{p.module}:{p.attr}" for p in points if p.group not in CONF}
-        yield Plugin(name, version, conf, folder_of(own.split(".")[0]) or conf, targets)
+        yield Plugin(name, version, conf, folder_of(package.split(".")[0]) or conf, targets)
 
 
 def folder_of(package: str) -> Path | None:
-    """The folder of a package, which is not imported; None where there is none."""
+    """The folder of a package; None if it does not exist. Does not import the package."""
     head, *rest = package.split(".")
     try:
         spec = importlib.util.find_spec(head) if head else None
@@ -332,7 +335,7 @@ def _included(faults: list[str]) -> Iterator[Plugin]:
 
 
 def _module(file: Path, conf: Path) -> ModuleType:
-    """A file of an included folder as a module. The folder is on Python's path, last, so that files share helpers."""
+    """Imports a file of an included folder. The folder is last on Python's path, so that files can share helpers."""
     name = f"specbench_plugin_{sha256(str(file), 8)}_{file.stem}"
     if name in sys.modules:
         return sys.modules[name]
@@ -352,14 +355,14 @@ def _module(file: Path, conf: Path) -> ModuleType:
 
 @cached
 def _digest(plugin: Plugin) -> str:
-    """Eight digits of a SHA-256 over its files and their names: of a package all, of an included folder those in groups
-    and the modules next to them."""
+    """Eight digits of a SHA-256 over its files and their names: for a package all files, for an included folder those
+    in groups and the modules next to them."""
     h = hashlib.sha256()
     for root in dict.fromkeys([plugin.code or plugin.conf, plugin.conf]):
-        found = (
+        paths = (
             root.rglob("*") if plugin.code else (p for end in ("*.py", "*/*.py", "*/*.yaml") for p in root.glob(end))
         )
-        for path in sorted(set(found)):
+        for path in sorted(set(paths)):
             name = path.relative_to(root)
             if path.is_file() and not any(part.startswith((".", "__pycache__")) for part in name.parts):
                 h.update(f"{name.as_posix()} {sha256_file(path)}\n".encode())

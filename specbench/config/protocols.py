@@ -8,8 +8,8 @@ A file conf/protocol/NAME.yaml has these keys:
     sets            flat parameters of a run of any model
     also            other data sets of the experiment, and the parameters that differ with each
     models          the models of the experiment, and the parameters of a run of each
-    variant         method -> the variant that the paper measured, as far as that is known
-    from_code       the parameters that the paper leaves out and the released code shows
+    variant         method -> the variant that the paper measured, if known
+    from_code       the parameters that only the released code states, not the paper
     notes           everything that is not a parameter of a run: hardware, parts of a latency, the draft, ...
 
 The value null means that neither the paper nor its code states the parameter. The run then keeps its default, and the
@@ -55,8 +55,8 @@ class Protocol:
         return f"{self.name}@{self.version}"
 
     def values_for(self, model: str, data: str | None) -> dict[str, Any]:
-        """Parameter -> the protocol's value in a run of this model on this data set. `data` is included: the given one,
-        or the protocol's first one if the protocol does not have it."""
+        """Parameter -> the protocol's value in a run of this model on this data set. `data` is included: the given
+        value, or the protocol's first one if the protocol does not have it."""
         known = dict(self.sets)
         if data is not None and data in self.also:
             known |= {"data": data, **self.also[data]}
@@ -88,28 +88,29 @@ def name_of(argument: str) -> str:
 def values(name: str, model: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Parameter -> value of a protocol for a run of a model, without the `given` parameters.
 
-    If the protocol does not name the model and the model needs its own prompts (an embedded one, one of classes), the
-    model keeps these and their metrics. Empty for a name that does not exist, which the check of the arguments reports.
+    If the protocol does not name the model and the model needs its own prompts (an embedded model, or one of classes),
+    the model keeps these prompts and their metrics. {} for a name that does not exist; the check of the arguments
+    reports it.
     """
     if name not in parameters.choices("protocol") or model not in parameters.choices("model"):
         return {}
     protocol = read(name)
-    own = parameters.preferred("model", model).get("data")
-    data = given.get("data") or (model not in protocol.models and own) or protocol.sets["data"]
+    preferred = parameters.preferred("model", model).get("data")
+    data = given.get("data") or (model not in protocol.models and preferred) or protocol.sets["data"]
     has = parameters.common() | parameters.declared("model", model) | {"data"}
     if data in parameters.choices("data"):
         has |= parameters.declared("data", data)
-    found = {
+    result = {
         key: options(key, value)[0]
         for key, value in protocol.values_for(model, data).items()
         if value is not None and key in has and key not in given and (key != "data" or value == data)
     }
     variant = protocol.variant.get(str(given.get("method", parameters.default_choice("method"))))
-    return found if variant is None or "variant" in given else {**found, "variant": variant}
+    return result if variant is None or "variant" in given else {**result, "variant": variant}
 
 
 def options(name: str, value: Any) -> list[Any]:
     """The values that a protocol has for a parameter."""
     declared = parameters.table()[name]
     several = value if isinstance(value, list) and declared.kind != "names" else [value]
-    return [None if isinstance(one, str) and one == declared.null else one for one in several]
+    return [None if isinstance(item, str) and item == declared.null else item for item in several]

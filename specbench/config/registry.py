@@ -1,8 +1,8 @@
-"""The implementation and the weight files behind each name that can be chosen. A look-up imports nothing heavy.
+"""The implementation and the weight files of each name that can be chosen. A look-up imports nothing heavy.
 
 A model is the function `load`, a data set `items`, a rule, a drafter and a verification `build` of the module NAME.py:
-in the group's package (`plugins.IMPLEMENTED`), a plug-in's next to its NAME.yaml. The file of a choice names another
-one with `implementation: MODULE:NAME` (a metric's with `metric:`), and where its weights and data come from with
+in the group's package (`plugins.IMPLEMENTED`), for a plug-in next to its NAME.yaml. The file of a choice can name
+another one with `implementation: MODULE:NAME` (a metric's with `metric:`), and the sources of its weights and data with
 `assets`, `network` and `files`.
 """
 
@@ -25,22 +25,22 @@ from specbench.storage import home, sources
 from specbench.storage.files import LARGE, cached_sha256, state
 from specbench.storage.reading import made
 
-#: The weights that the project carries.
+#: The weights that are part of the project.
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
-#: A drafter trained here, in this project's own format, in its folder.
+#: The file of a drafter that was trained here, in this project's own format, in its folder.
 DRAFTER_FILE = "specbench.safetensors"
 
 
 @dataclass(frozen=True)
 class DrafterNetwork:
-    """The network that a drafter uses, as its file declares it, `network: {folder: NAME, loader: "module:Class"}`;
-    others name the drafter whose file declares it: `network: eagle`.
+    """The network of a drafter, as its file declares it: `network: {folder: NAME, loader: "module:Class"}`. Other files
+    name the drafter whose file declares it: `network: eagle`.
 
-    folder: of its weights next to a real target's; stem: the kind in its file's metadata and name among the embedded
-    weights, where that is not the folder's name; loader: a `models.loading.drafters.NetworkLoader`, where the
-    target's bundle does not load the network itself; training: a `models.supervision.Training`, or of continuous
-    tokens a `training.command.TrainingTask`, where `specbench train` trains it; method: the preset that uses what was
-    trained; variants: names of further embedded weights, of another training or length of training. Classes are given
+    folder: name of its folder next to a real target's weights; stem: its kind in the file's metadata and its name among
+    the embedded weights (default: the folder's name); loader: a `models.loading.drafters.NetworkLoader`, if the
+    target's bundle does not load the network itself; training: a `models.supervision.Training`, or for continuous
+    tokens a `training.command.TrainingTask`, if `specbench train` trains it; method: the preset that uses the trained
+    network; variants: names of further embedded weights, from another training or length of training. Classes are given
     as "module:name"."""
 
     folder: str
@@ -52,63 +52,63 @@ class DrafterNetwork:
 
     @property
     def kind(self) -> str:
-        """In the metadata of a file in this project's own format."""
+        """The kind in the metadata of a file in this project's own format."""
         return self.stem or self.folder
 
     def asset(self, world: str) -> str:
-        """Its file among the weights of an embedded world."""
+        """The name of its file among the weights of an embedded world."""
         return f"{world}_{self.kind}.safetensors"
 
-    def path(self, given: str, world: str = "scenes") -> Path:
-        """The folder or file that drafter_weights= names: `embedded` and embedded:NAME are the project's own, for the
+    def path(self, value: str, world: str = "scenes") -> Path:
+        """The folder or file that drafter_weights= names. `embedded` and embedded:NAME are the project's own, for the
         target of a world. UsageError for a NAME that does not exist."""
-        if not is_embedded(given):
-            return Path(given)
-        name = given.partition(":")[2]
+        if not is_embedded(value):
+            return Path(value)
+        name = value.partition(":")[2]
         if not name:
             return ASSETS / self.asset(world)
         if name not in self.variants:
             if self.variants:
                 raise unknown(f"{self.kind} weights", name, self.variants)
-            raise UsageError(f"drafter_weights={given}: {self.kind} has no embedded weights but the default ones")
+            raise UsageError(f"drafter_weights={value}: {self.kind} has only the default embedded weights")
         return ASSETS / self.asset(world).replace(".safetensors", f"_{name}.safetensors")
 
 
-def is_embedded(given: str) -> bool:
+def is_embedded(value: str) -> bool:
     """Whether drafter_weights= names the project's own weights."""
-    return given.partition(":")[0] == "embedded"
+    return value.partition(":")[0] == "embedded"
 
 
 def find(group: str, name: str) -> Any:
-    """The object behind a name. UsageError for a name that does not exist, and where it is a plug-in's and cannot be
+    """The object that implements a choice. UsageError if the name does not exist, or if a plug-in's object cannot be
     loaded."""
-    one, held = parameters.choice(group, name), parameters.content(group, name)
-    named = held[name].get("metric", "") if group == "metrics" else held.get("implementation")
-    return one.load(named or {"model": "load", "data": "items"}.get(group, "build"))
+    item, values = parameters.choice(group, name), parameters.content(group, name)
+    named = values[name].get("metric", "") if group == "metrics" else values.get("implementation")
+    return item.load(named or {"model": "load", "data": "items"}.get(group, "build"))
 
 
 def module(group: str, name: str) -> ModuleType:
-    """The module of the object behind a name."""
+    """The module of the object that implements a choice."""
     return sys.modules[find(group, name).__module__]
 
 
 def is_drawn(data: str) -> bool:
-    """Whether the code makes the prompts of a data set, without end; those of the others come from files, which may
+    """Whether code generates the prompts of a data set, without end. Other prompts come from files, which may
     change."""
     return parameters.default("data", data, "drawn") is True
 
 
 def _declared(group: str, key: str) -> dict[str, Any]:
-    """Every choice of a group whose file has a value of a key -> this value."""
-    found = {name: parameters.default(group, name, key) for name in parameters.choices(group)}
-    return {name: value for name, value in found.items() if value}
+    """Choice -> its value of a key, for every choice of a group that has one."""
+    values = {name: parameters.default(group, name, key) for name in parameters.choices(group)}
+    return {name: value for name, value in values.items() if value}
 
 
 @cached
 def drafter_networks() -> dict[str, DrafterNetwork]:
     """The networks that drafters use, by the name of the drafter whose file declares it."""
-    held = _declared("drafter", "network").items()
-    return {name: network(fields) for name, fields in held if isinstance(fields, Mapping)}
+    declarations = _declared("drafter", "network").items()
+    return {name: network(fields) for name, fields in declarations if isinstance(fields, Mapping)}
 
 
 def trained() -> tuple[str, ...]:
@@ -127,7 +127,7 @@ def network(declared: str | Mapping[str, Any]) -> DrafterNetwork:
 
 
 def drafter_network(drafter: str) -> DrafterNetwork | None:
-    """The network that a drafter needs; None where it needs none. UsageError for an unknown drafter."""
+    """The network that a drafter needs; None if it needs no network. UsageError for an unknown drafter."""
     parameters.choice("drafter", drafter)
     declared = parameters.default("drafter", drafter, "network")
     return network(declared) if declared else None
@@ -140,33 +140,33 @@ def network_folders() -> dict[str, str]:
 
 @cached
 def model_sources() -> dict[str, sources.ModelSource]:
-    """Every model whose file says where its weights come from -> these."""
-    held = _declared("model", "files").items()
-    return {name: sources.model_source(files, f"files of model {name}") for name, files in held}
+    """Model -> the sources of its weights, for every model whose file names them."""
+    declarations = _declared("model", "files").items()
+    return {name: sources.model_source(files, f"files of model {name}") for name, files in declarations}
 
 
 @cached
 def data_sources() -> dict[str, sources.Data]:
-    """Every data set whose file says where its data come from -> these."""
-    held = _declared("data", "files").items()
-    return {name: made(sources.Data, files, f"files of data {name}") for name, files in held}
+    """Data set -> the sources of its data, for every data set whose file names them."""
+    declarations = _declared("data", "files").items()
+    return {name: made(sources.Data, files, f"files of data {name}") for name, files in declarations}
 
 
 @cached
 def evaluators() -> dict[str, sources.Part]:
-    """Folder below the one of metrics -> what fills it. One metric declares it; others that read it name it."""
+    """Folder inside the folder of metrics -> its files. One metric declares them; other metrics name the folder."""
     files = {name: parameters.default("metrics", name, name).get("files") for name in parameters.single_metrics()}
     return {
         folder: made(sources.Part, fields, f"files of metric {name}")
-        for name, held in files.items()
-        if isinstance(held, Mapping)
-        for folder, fields in held.items()
+        for name, folders in files.items()
+        if isinstance(folders, Mapping)
+        for folder, fields in folders.items()
         if fields is not None
     }
 
 
 def evaluator_folders(metric: str) -> list[str]:
-    """The folders below the one of metrics that a metric reads, which `evaluators` fills."""
+    """The folders inside the folder of metrics that a metric reads; `evaluators` has their files."""
     folders = list(parameters.default("metrics", metric, metric).get("files") or ())
     if foreign := [folder for folder in folders if folder not in evaluators()]:
         raise UsageError(f"metric {metric}: no metric declares the files of the folder {foreign[0]}")
@@ -174,44 +174,43 @@ def evaluator_folders(metric: str) -> list[str]:
 
 
 def completed(cfg: Mapping[str, Any]) -> RunConfig:
-    """A checked configuration with the full paths of its weights and, for n=all, the number of prompts that the data
-    set has.
+    """A checked configuration with the full paths of its weights and, for n=all, the number of prompts of the data set.
 
-    Raises UsageError for absent weights, absent or bad files of prompts, and n=all of an endless data set.
+    Raises UsageError for missing weights, missing or bad files of prompts, and n=all of an endless data set.
     """
-    found = {**cfg} if parameters.is_served(cfg) else {**cfg, **_paths(cfg)}
+    values = {**cfg} if parameters.is_served(cfg) else {**cfg, **_paths(cfg)}
     if cfg["n"] != "all":
-        return RunConfig(found)
+        return RunConfig(values)
     if is_drawn(cfg["data"]):
         raise UsageError(f"data={cfg['data']} has no last prompt, so n=all is not possible: give n=NUMBER")
-    return RunConfig({**found, "n": len(find("data", cfg["data"])({**found, "n": None}))})
+    return RunConfig({**values, "n": len(find("data", cfg["data"])({**values, "n": None}))})
 
 
 def _paths(cfg: Mapping[str, Any]) -> dict[str, str]:
     """The full paths of the weights of a configuration, by parameter."""
-    found = {}
-    own = parameters.default("model", cfg["model"], "weights")
-    if cfg["weights"] not in (own, "random"):
+    paths = {}
+    default = parameters.default("model", cfg["model"], "weights")
+    if cfg["weights"] not in (default, "random"):
         folder = home.expanded(cfg["weights"])
         if not folder.is_dir():
-            raise UsageError(f"weights must be {own}, random or an existing folder (there is no folder '{folder}')")
-        found["weights"] = str(folder)
-    if (given := cfg.get("drafter_weights")) and is_embedded(given):
-        own_drafter(cfg)  # or a UsageError
-    elif given:
-        path = home.expanded(given)
+            raise UsageError(f"weights must be {default}, random or an existing folder (there is no folder '{folder}')")
+        paths["weights"] = str(folder)
+    if (weights := cfg.get("drafter_weights")) and is_embedded(weights):
+        drafter_path(cfg)  # checks the name
+    elif weights:
+        path = home.expanded(weights)
         if not path.exists():
             raise UsageError(
                 f"drafter_weights: there is no folder '{path}'; train one with `specbench train drafter=...`"
             )
-        found["drafter_weights"] = str(path)
-    return found
+        paths["drafter_weights"] = str(path)
+    return paths
 
 
 def weights_folder(cfg: Mapping[str, Any]) -> Path | None:
-    """The folder behind weights=embedded|official|DIR of a configuration; None for weights=random.
+    """The folder that weights=embedded|official|DIR of a configuration names; None for weights=random.
 
-    A model of several sizes has a checkpoint for each: the default size in the folder NAME, others in NAME_SIZE.
+    A model of several sizes has one checkpoint per size: the default size in the folder NAME, others in NAME_SIZE.
     """
     weights, model = cfg["weights"], cfg["model"]
     if weights == "random":
@@ -225,24 +224,24 @@ def weights_folder(cfg: Mapping[str, Any]) -> Path | None:
 
 
 def weight_files(cfg: Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
-    """The files behind a configuration's target and behind its drafter, in the order in which they are hashed. A
-    model that names neither its assets nor its files has all files of its folder.
+    """The files of a configuration's target and of its drafter, in the order in which they are hashed. If a model names
+    neither its assets nor its files, all files of its folder are used.
 
     Raises FileNotFoundError if a folder is missing.
     """
-    folder, own, network = weights_folder(cfg), own_drafter(cfg), drafter_network(cfg["drafter"])
+    folder, path, network = weights_folder(cfg), drafter_path(cfg), drafter_network(cfg["drafter"])
     target: list[Path] = []
     drafter: list[Path] = []
     if folder:
         real = model_sources().get(cfg["model"])
         if real:
-            target = [file for part in real.parts for file in _held(folder / part)]
+            target = [file for part in real.parts for file in _files_in(folder / part)]
         else:
             names = parameters.default("model", cfg["model"], "assets")
-            target = [folder / name for name in names] if names else _held(folder)
+            target = [folder / name for name in names] if names else _files_in(folder)
         if network:
-            drafter = _held(folder / network.folder) if real else [folder / network.asset(world_of(cfg))]
-    return target, drafter_files(own) if own else drafter
+            drafter = _files_in(folder / network.folder) if real else [folder / network.asset(world_of(cfg))]
+    return target, drafter_files(path) if path else drafter
 
 
 def world_of(cfg: Mapping[str, Any]) -> str:
@@ -250,27 +249,27 @@ def world_of(cfg: Mapping[str, Any]) -> str:
     return parameters.world("model", cfg["model"]) or "scenes"
 
 
-def own_drafter(cfg: Mapping[str, Any]) -> Path | None:
-    """The path behind drafter_weights= of a configuration, if it is given."""
-    given = cfg.get("drafter_weights")
-    network = drafter_network(cfg["drafter"]) if given else None
-    return network.path(given, world_of(cfg)) if given and network else None
+def drafter_path(cfg: Mapping[str, Any]) -> Path | None:
+    """The path that drafter_weights= of a configuration names; None if it is not set."""
+    weights = cfg.get("drafter_weights")
+    network = drafter_network(cfg["drafter"]) if weights else None
+    return network.path(weights, world_of(cfg)) if weights and network else None
 
 
-def _held(folder: Path) -> list[Path]:
+def _files_in(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} does not exist")
     return sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))
 
 
 def drafter_files(path: Path) -> list[Path]:
-    """The files behind drafter_weights=; of a folder that `specbench train` wrote, only the weights."""
-    own = path / DRAFTER_FILE
-    return [own] if own.is_file() else [path] if path.is_file() or path.parent == ASSETS else _held(path)
+    """The files that drafter_weights= names; for a folder that `specbench train` wrote, only the weights."""
+    weights = path / DRAFTER_FILE
+    return [weights] if weights.is_file() else [path] if path.is_file() or path.parent == ASSETS else _files_in(path)
 
 
 def needed_folders(cfg: Mapping[str, Any]) -> list[str]:
-    """The folders of weights that a run of a model with `files` reads."""
+    """The folders of weights that a run reads, for a model with `files`."""
     real, network = model_sources().get(cfg["model"]), drafter_network(cfg["drafter"])
     return [*(real.parts if real else ()), *([network.folder] if network and not cfg.get("drafter_weights") else [])]
 
@@ -282,7 +281,7 @@ def digest(*paths: Path) -> str:
 
 @cache
 def _digest(files: tuple[tuple[Path, tuple[int, ...]], ...]) -> str:
-    """`digest` of files in these states; cached, because tables need the same ones hundreds of times."""
+    """`digest` of files in these states. Cached, because tables need the same ones hundreds of times."""
     h = hashlib.sha256()
     for path, _ in files:
         h.update(path.read_bytes() if path.stat().st_size < LARGE else bytes.fromhex(cached_sha256(path)))
@@ -290,7 +289,7 @@ def _digest(files: tuple[tuple[Path, tuple[int, ...]], ...]) -> str:
 
 
 def weights_here(cfg: Mapping[str, Any]) -> str | None:
-    """The label of the weights that a run would load; None where their files are absent, or a server has them. Loads
+    """The label of the weights that a run would load; None if their files are missing, or a server has them. Loads
     nothing."""
     try:
         return None if parameters.is_served(cfg) else weights_label(cfg)
@@ -300,7 +299,7 @@ def weights_here(cfg: Mapping[str, Any]) -> str | None:
 
 def weights_label(cfg: Mapping[str, Any]) -> str:
     """The weights in a row: "random", "embedded:<digest of the target>+<digest of the drafter>", or, with a drafter
-    from elsewhere, "random+<its digest>".
+    from another place, "random+<its digest>".
 
     Raises OSError if a file is missing.
     """
@@ -312,7 +311,7 @@ def weights_label(cfg: Mapping[str, Any]) -> str:
 
 
 def training(model: str, folder: str) -> str:
-    """The command that trains the unpublished network of a model's folder; empty where no such command exists."""
+    """The command that trains the unpublished network of a model's folder; "" if no such command exists."""
     names = [name for name in trained() if drafter_networks()[name].folder == folder]
     can = names and parameters.kind("model", model) == "discrete"
     return f"specbench train drafter={names[0]} model={model}" if can else ""

@@ -1,4 +1,4 @@
-"""The configuration of one run, as a value: composed once, checked, and never changed."""
+"""The configuration of one run: composed once, checked, and immutable."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from specbench.config import indices, parameters
 class RunConfig(Mapping[str, Any]):
     """The checked, flat parameters of one run, in their canonical form and order. `configuration.compose` makes it.
 
-    It is immutable: `changed` gives another one, and a list that is read from it is a copy. Equal parameters are equal
-    configurations with the same hash.
+    It is immutable: `changed` returns another one, and a list that is read from it is a copy. Configurations with equal
+    parameters are equal and have the same hash.
     """
 
     __slots__ = ("_values",)
@@ -39,16 +39,16 @@ class RunConfig(Mapping[str, Any]):
         return f"RunConfig({dict(self._values)!r})"
 
     def __reduce__(self) -> tuple[type[RunConfig], tuple[dict[str, Any]]]:
-        return RunConfig, (dict(self._values),)  # a mapping proxy cannot be sent to another process
+        return RunConfig, (dict(self._values),)  # a mapping proxy cannot be pickled
 
     def changed(self, **values: Any) -> RunConfig:
-        """The same configuration with other values of some of its parameters; they are not checked."""
+        """A copy with other values of some parameters, which are not checked."""
         if foreign := values.keys() - self._values.keys():
             raise KeyError(f"a run has no parameter {min(foreign)}")
         return RunConfig({**self._values, **values})
 
     def plain(self) -> dict[str, Any]:
-        """The parameters as a new dict, as YAML and JSON write them."""
+        """The parameters as a new dict, for YAML and JSON."""
         return deepcopy(dict(self._values))
 
     @property
@@ -84,5 +84,5 @@ class RunConfig(Mapping[str, Any]):
 
     @property
     def wants_baseline(self) -> bool:
-        """Whether the run decodes a baseline. Vanilla AR is its own."""
+        """Whether the run decodes a baseline. Vanilla AR is its own baseline."""
         return bool(self._values.get("baseline")) and not self.is_vanilla

@@ -1,15 +1,15 @@
-"""The variants of a method: as printed, as released, and exact where that is neither.
+"""The variants of a method: as printed, as released, and exact if neither of these is.
 
 A variant is a bundle of settings, in the preset:
 
-    variant: released                   the preset's own
+    variant: released                   the default variant
     variants:
       printed: {nodes: 59}
       released:
         nodes: 58
         models: {lumina_mgpt: {depth: 6}}
 
-Each setting is a flat parameter of the preset's drafter, rule or verification, and can be given alone. `models` names
+Each setting is a flat parameter of the preset's drafter, rule or verification, and can be set alone. `models` names
 the models whose settings differ. Imports neither torch nor Hydra.
 """
 
@@ -21,7 +21,8 @@ from typing import Any
 from specbench.config import parameters
 from specbench.errors import unknown
 
-#: Parameters that older configurations lack, and the values of what those did. A hash leaves these values out.
+#: Parameters that older configurations do not have, and the values that correspond to their behaviour. A hash omits
+#: these values.
 ADDED: dict[str, Any] = {
     "fresh": "uniform",
     "stored": "new",
@@ -42,8 +43,8 @@ ADDED: dict[str, Any] = {
 }
 
 
-def of(method: str) -> tuple[str, ...]:
-    """The variants of a method; none where it has one version alone."""
+def names(method: str) -> tuple[str, ...]:
+    """The variants of a method; () if it has only one version."""
     return tuple(parameters.default("method", method, "variants") or ())
 
 
@@ -52,45 +53,45 @@ def settings(method: str, variant: str, model: str) -> dict[str, Any]:
     table = parameters.default("method", method, "variants") or {}
     if str(variant) not in table:
         raise unknown(f"variant of {method}", str(variant), table)
-    own = dict(table[variant])
-    return own | own.pop("models", {}).get(model, {})
+    values = dict(table[variant])
+    return values | values.pop("models", {}).get(model, {})
 
 
 def resolved(cfg: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """A configuration with the settings of its variant, but for the parameters that are `given`. A part that replaces
-    the preset's own keeps its parameters. UsageError for an unknown variant."""
+    """A configuration with the settings of its variant, except the parameters that are `given`. A part that replaces
+    the preset's part keeps its own parameters. UsageError for an unknown variant."""
     method = str(cfg.get("method"))
-    if not of(method):
+    if not names(method):
         return dict(cfg)
-    found = settings(method, cfg["variant"], str(cfg.get("model")))
-    return {name: found[name] if name in found and name not in given and _owned(cfg, name) else value
+    values = settings(method, cfg["variant"], str(cfg.get("model")))
+    return {name: values[name] if name in values and name not in given and _owned(cfg, name) else value
             for name, value in cfg.items()}  # fmt: skip
 
 
 def departures(cfg: Mapping[str, Any]) -> list[str]:
     """The parameters of a configuration that differ from its variant: "window 16 (not 15)"."""
     method = cfg["method"]
-    found = settings(method, cfg["variant"], cfg["model"]) if cfg.get("variant") else {}
+    values = settings(method, cfg["variant"], cfg["model"]) if cfg.get("variant") else {}
     return [
         f"{name} {cfg[name]} (not {value})"
-        for name, value in found.items()
+        for name, value in values.items()
         if _owned(cfg, name) and cfg[name] != value
-    ] + [f"{part} {cfg[part]} (not {own})" for part, own in parameters.method_choices(method).items()
-         if found and part in parameters.PARTS and cfg[part] != own]  # fmt: skip
+    ] + [f"{part} {cfg[part]} (not {preset})" for part, preset in parameters.method_choices(method).items()
+         if values and part in parameters.PARTS and cfg[part] != preset]  # fmt: skip
 
 
-def of_older(held: Mapping[str, Any]) -> dict[str, Any]:
-    """A stored configuration of an earlier version, with the parameters that it lacks."""
-    found = dict(held)
-    if found.get("rule") == "gsd" and "distance" not in found:
-        found["rule"] = "neighbourhood"
-    wanted = parameters.parameters_of(found)
-    absent = ADDED | {"variant": parameters.default("method", str(found.get("method")), "variant")}
-    return found | {name: value for name, value in absent.items() if name in wanted and name not in found}
+def of_older(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored configuration of an earlier version, completed by the parameters that did not exist then."""
+    cfg = dict(stored)
+    if cfg.get("rule") == "gsd" and "distance" not in cfg:
+        cfg["rule"] = "neighbourhood"
+    wanted = parameters.parameters_of(cfg)
+    absent = ADDED | {"variant": parameters.default("method", str(cfg.get("method")), "variant")}
+    return cfg | {name: value for name, value in absent.items() if name in wanted and name not in cfg}
 
 
 def _owned(cfg: Mapping[str, Any], name: str) -> bool:
-    """Whether a part that is the preset's own declares a parameter."""
-    own = parameters.method_choices(str(cfg.get("method")))
-    parts = (part for part in parameters.PARTS if cfg.get(part) == own.get(part, parameters.default_choice(part)))
+    """Whether a parameter is declared by a part that the preset chose."""
+    preset = parameters.method_choices(str(cfg.get("method")))
+    parts = (part for part in parameters.PARTS if cfg.get(part) == preset.get(part, parameters.default_choice(part)))
     return any(name in parameters.declared(part, str(cfg[part])) for part in parts)

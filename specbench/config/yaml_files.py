@@ -1,4 +1,4 @@
-"""What the files under conf/ hold, and the caches of it, which are emptied where a folder of plug-ins joins."""
+"""Reads the files in conf/. The contents are cached; the caches are cleared when a folder of plug-ins is added."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ _CACHES: list[Any] = []
 
 
 def cached(function: _F) -> _F:
-    """`functools.cache`, which `clear` empties."""
-    _CACHES.append(found := cache(function))
-    return found  # type: ignore[return-value]
+    """`functools.cache` that `clear` can empty."""
+    _CACHES.append(wrapped := cache(function))
+    return wrapped  # type: ignore[return-value]
 
 
 def clear() -> None:
     """Empties every cache of `cached`."""
-    for one in _CACHES:
-        one.cache_clear()
+    for function in _CACHES:
+        function.cache_clear()
 
 
 @cached
 def read(path: Path) -> Mapping[str, Any]:
-    """The content of a file, which callers do not change; empty where there is no such file. UsageError."""
+    """The content of a file, which callers must not change; {} if the file does not exist. UsageError if it is bad."""
     return read_yaml(path) if path.is_file() else {}
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of both; of a key that both have, that of the second, but mappings are merged."""
-    found = dict(first)
+    """The values of both mappings. The second one has priority, except that nested mappings are merged."""
+    result = dict(first)
     for key, value in second.items():
-        mine = found.get(key)
-        found[key] = merged(mine, value) if isinstance(mine, Mapping) and isinstance(value, Mapping) else value
-    return found
+        old = result.get(key)
+        result[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return result

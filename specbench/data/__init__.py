@@ -1,9 +1,9 @@
 """The prompts that a run decodes. Importing this package imports no data set.
 
-A data set is one file conf/data/NAME.yaml, with the parameters that it has, and the function `items` of
-specbench/data/NAME.py, or the one that the file names with `implementation`. It takes the flat parameters of a run and
-gives its prompts in order (see `config.registry`). `drawn: true` in the file says that the code makes the prompts,
-without end.
+A data set is one file conf/data/NAME.yaml, which declares its parameters, and the function `items` of
+specbench/data/NAME.py, or the function that the file names with `implementation`. The function takes the flat
+parameters of a run and returns its prompts in order (see `config.registry`). `drawn: true` in the file says that the
+code generates the prompts, so that any n is possible.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Item", "images_of", "load", "prompts_hash"]
 
 
 class Named(Protocol):
-    """An image's prompt: an `Item`, or a record."""
+    """The prompt of an image: an `Item`, or a record."""
 
     @property
     def index(self) -> int: ...
@@ -33,11 +33,11 @@ class Named(Protocol):
 
 
 def load(cfg: Mapping[str, Any]) -> list[Item]:
-    """The prompts of a run with these flat parameters, in order: `data`, `n`, `seed` and what the data set declares.
-    n = None: all prompts of the data set's file.
+    """The prompts of a run, in order, by its flat parameters: `data`, `n`, `seed` and the data set's own. n = None: all
+    prompts of the data set's file.
 
-    The same parameters and files give the same prompts, and a larger n extends a smaller one. Raises
-    UsageError for an unknown data set or split, absent or bad files, and where there are fewer than n.
+    The same parameters and files give the same prompts, and a larger n extends a smaller one. Raises UsageError for an
+    unknown data set or split, for missing or bad files, and if there are fewer than n prompts.
     """
     name, n = cfg["data"], cfg["n"]
     if name not in parameters.choices("data"):
@@ -48,16 +48,16 @@ def load(cfg: Mapping[str, Any]) -> list[Item]:
 
 
 def images_of(cfg: Mapping[str, Any]) -> list[Item]:
-    """The prompts of a run, one item for each of its images, in the order of `config.indices.of_run`. UsageError as
-    `load`, and where the run's shard has no prompt."""
+    """The prompts of a run, one item per image, in the order of `config.indices.of_run`. Raises UsageError as `load`
+    does, and if the run's shard has no prompt."""
     prompts = {item.index: item for item in load(cfg)}
-    if not (wanted := indices.of_run(cfg)):
-        raise UsageError(f"shard={cfg['shard']} of {cfg['n']} prompts has none: use at most {cfg['n']} shards")
-    return [replace(prompts[indices.prompt_of(index)], index=index) for index in wanted]
+    if not (image_indices := indices.of_run(cfg)):
+        raise UsageError(f"shard={cfg['shard']} of {cfg['n']} prompts is empty: use at most {cfg['n']} shards")
+    return [replace(prompts[indices.prompt_of(index)], index=index) for index in image_indices]
 
 
 def prompts_hash(items: Sequence[Named]) -> str:
-    """Twelve hexadecimal digits of a SHA-256 over the prompts and their ids, in order; a prompt with several images
-    counts once."""
+    """The first 12 hexadecimal digits of a SHA-256 over the prompts and their ids, in order. A prompt with several
+    images counts once."""
     pairs = [[item.id, item.prompt] for item in items if not indices.repeat_of(item.index)]
     return sha256(json.dumps(pairs), 12)

@@ -1,4 +1,4 @@
-"""What the data sets share: reading untrusted files, and choosing a subset of prompts."""
+"""Helpers of the data sets: reading untrusted files, and choosing a subset of prompts."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ LONGEST = 10_000  # characters of a prompt
 
 @dataclass(frozen=True)
 class Item:
-    """One prompt of a run, or of a file, of which a run takes a subset. `index` is its index among the chosen prompts
-    and, with the seed, the key of its random stream; `id` is its name in the data set, under which metrics pair. A file
-    is named by index, never by id."""
+    """One prompt, of a run or of a file from which a run takes a subset.
+
+    `index` is its index among the chosen prompts; with the seed, it is the key of its random stream. `id` is its name
+    in the data set; metrics pair prompts by id. Files are named by index, never by id.
+    """
 
     index: int
     prompt: str
-    labels: tuple[int, ...] | None  # classes, for data sets that have them: attributes of scenes, the ImageNet class
+    labels: tuple[int, ...] | None  # classes, if the data set has them: the attributes of a scene, an ImageNet class
     id: str = ""
     reference: str | None = None  # file name of the real image that the prompt describes
-    metadata: Mapping[str, Any] | None = field(default=None, hash=False)  # what must be seen, in GenEval's format
-    category: str | None = None  # of the prompt, for breakdowns; None: GenEval's tag, where there is one
+    metadata: Mapping[str, Any] | None = field(default=None, hash=False)  # what the image must show (GenEval's format)
+    category: str | None = None  # of the prompt, for breakdowns; None: GenEval's tag, if it has one
 
     @property
     def kind(self) -> str | None:
@@ -38,22 +40,22 @@ class Item:
 
 
 def key(*words: object) -> bytes:
-    """32 bytes that look random and are the same for the same arguments, whatever the version of any library."""
+    """32 pseudo-random bytes that depend only on the arguments, not on the version of any library."""
     return hashlib.sha256("\n".join(map(str, words)).encode()).digest()
 
 
 def subset(entries: Sequence[Item], cfg: Mapping[str, Any]) -> list[Item]:
-    """The first `n` (None: all) of a permutation keyed by `seed`, so that a larger n extends a smaller one.
+    """The first `n` entries (None: all) of a permutation keyed by `seed`, so that a larger n extends a smaller one.
 
-    The permutation sorts by a hash of (seed, id): the order of the file does not matter. UsageError where there are
-    fewer than `n`.
+    The permutation sorts by a hash of (seed, id), so the order of the file does not matter. Raises UsageError if there
+    are fewer than `n` entries.
     """
     seed = cfg["seed"]
     return first(sorted(entries, key=lambda entry: key("subset", seed, entry.id)), cfg)
 
 
 def first(entries: Sequence[Item], cfg: Mapping[str, Any]) -> list[Item]:
-    """The first `n` (None: all) in their order. UsageError where there are fewer."""
+    """The first `n` entries (None: all), in their order. Raises UsageError if there are fewer."""
     n = len(entries) if cfg["n"] is None else cfg["n"]
     if n > len(entries):
         raise UsageError(
@@ -63,7 +65,7 @@ def first(entries: Sequence[Item], cfg: Mapping[str, Any]) -> list[Item]:
 
 
 def spread(classes: int, cfg: Mapping[str, Any]) -> list[tuple[int, int, str]]:
-    """(index, class number, id) of `n` images, spread evenly: every `classes` in a row have each class once, in an
+    """(index, class number, id) of `n` images, spread evenly: `classes` consecutive images have each class once, in an
     order keyed by `seed`. The id "7-3" is the fourth image of class 7."""
     order = sorted(range(classes), key=lambda label: key("class", cfg["seed"], label))
     rounds = ((i, order[i % classes], i // classes) for i in range(cfg["n"]))
@@ -71,9 +73,9 @@ def spread(classes: int, cfg: Mapping[str, Any]) -> list[tuple[int, int, str]]:
 
 
 def find(cfg: Mapping[str, Any], *names: str, how: str = "") -> Path:
-    """The first of the files `names` that is in data_dir=, or in the folder of fetched files where that is null.
+    """The first of the files `names` that exists in data_dir=, or, if that is null, in the folder of fetched files.
 
-    how: what brings a file there, for the UsageError where there is none; else `specbench fetch`.
+    Raises UsageError if no file exists; `how` is its advice on how to get one (default: `specbench fetch`).
     """
     name = cfg["data"]
     folder = home.expanded(cfg["data_dir"]) if cfg["data_dir"] else home.data_folder(name)
@@ -87,8 +89,8 @@ def find(cfg: Mapping[str, Any], *names: str, how: str = "") -> Path:
 
 
 def clean(text: object, where: str, what: str = "prompt") -> str:
-    """A prompt, or an id, without the white space around it. UsageError for anything else; `where` is its
-    location: "FILE, line 3"."""
+    """A prompt, or an id, without the white space around it. Raises UsageError if it is not a usable text; `where` is
+    its location: "FILE, line 3"."""
     if not isinstance(text, str):
         raise UsageError(f"{where}: the {what} must be text, not {type(text).__name__}; put it in quotes")
     text = text.strip()
@@ -97,19 +99,19 @@ def clean(text: object, where: str, what: str = "prompt") -> str:
     if len(text) > LONGEST:
         raise UsageError(f"{where}: the {what} has {len(text)} characters; shorten it to {LONGEST} at most")
     if "\0" in text:
-        raise UsageError(f"{where}: the {what} holds a NUL character; remove it")
+        raise UsageError(f"{where}: the {what} contains a NUL character; remove it")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise UsageError(f"{where}: the {what} holds half a character (a lone surrogate); remove it") from None
+        raise UsageError(f"{where}: the {what} contains half a character (a lone surrogate); remove it") from None
     return text
 
 
 def check_ids(entries: Sequence[Item], path: Path) -> list[Item]:
-    """The entries, where there are any and no two have the same id; else UsageError."""
+    """Returns the entries. Raises UsageError if there are no entries, or if two have the same id."""
     if not entries:
-        raise UsageError(f"{path} holds no prompts; give a file that has some")
+        raise UsageError(f"{path} contains no prompts; give a file that has some")
     [(twice, count)] = Counter(entry.id for entry in entries).most_common(1)
     if count > 1:
-        raise UsageError(f"{path}: the id {twice[:100]!r} occurs twice; give every prompt an id of its own")
+        raise UsageError(f"{path}: the id {twice[:100]!r} occurs twice; give every prompt a different id")
     return list(entries)

@@ -1,8 +1,8 @@
-"""MS-COCO's captions (Lin et al. 2014): val2017, 5,000 images, val2014, 40,504, and the training images of both years;
-at least five captions an image, of which a run takes one.
+"""MS-COCO's captions (Lin et al. 2014): val2017 (5,000 images), val2014 (40,504), and the training images of both
+years. An image has at least five captions; a run takes one of them.
 
-A prompt and its real image belong together by the image's id. The order of the file only determines which of an
-image's captions is the first.
+A prompt and its real image are paired by the image's id. The order of the file only determines which caption of an
+image is the first.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from specbench.data.base import Item
 from specbench.errors import UsageError
 from specbench.storage.reading import read_json
 
-#: (data set, split) -> its annotation file. The images lie in val2017/, train2017/, ..., under the names that the file
-#: gives them.
+#: (data set, split) -> its annotation file. The images are in val2017/, train2017/, ..., under their names in this
+#: file.
 FILES = {
     ("coco2017", "validation"): "captions_val2017.json",
     ("coco2017", "train"): "captions_train2017.json",
@@ -29,34 +29,34 @@ FILES = {
 
 
 def items(cfg: Mapping[str, Any]) -> list[Item]:
-    """`n` images' captions, chosen by `seed`; `caption` selects one of an image's captions."""
+    """The captions of `n` images, chosen by `seed`. `caption` selects one of an image's captions."""
     file = FILES[cfg["data"], cfg.get("split", "validation")]  # folders of older versions have no split
     return base.subset(read(base.find(cfg, f"annotations/{file}", file), cfg["caption"], cfg["seed"]), cfg)
 
 
 def read(path: Path, caption: str, seed: int) -> list[Item]:
-    """One caption an image: its "first" in the file, its "longest", or a "random" one, drawn by (seed, image id).
+    """One caption per image: the "first" in the file, the "longest", or a "random" one, drawn by (seed, image id).
 
-    "running_longest" is what SJD's released code takes for the longest. It goes through the images by their ids, and
-    keeps the index of the longest caption so far, but does not reset it for a new image: the index stays, for all
-    images, until a caption is longer than every one before it. An image with fewer captions gives its last.
+    "running_longest" reproduces SJD's released code. It goes through the images by id and keeps the index of the
+    longest caption so far, but does not reset it for a new image: the index changes only when a caption is longer than
+    all captions before it. An image with fewer captions gives its last one.
 
-    Blank captions do not count, and an image without any is left out. Raises UsageError for a file that is no such
-    annotation file, and one whose captions do not fit its images.
+    Blank captions do not count; an image without captions is skipped. Raises UsageError for a file that is not an
+    annotation file of captions, and if its captions and images do not match.
     """
     coco = _index(read_json(path, way_out="give another file"), path)
     entries: list[Item] = []
     index = length = 0  # of the longest caption so far
     for number, image in sorted(coco.imgs.items()):
-        found = [a for a in coco.imgToAnns[number] if a["caption"].strip()]
-        if not found:
+        annotations = [a for a in coco.imgToAnns[number] if a["caption"].strip()]
+        if not annotations:
             continue
-        texts = [base.clean(a["caption"], f"{path}, caption {a['id']}") for a in found]
+        texts = [base.clean(a["caption"], f"{path}, caption {a['id']}") for a in annotations]
         if caption == "longest":
-            text = max(texts, key=len)  # of equals the first
+            text = max(texts, key=len)  # the first of equally long captions
         elif caption == "running_longest":
-            for i, annotation in enumerate(found):
-                if len(annotation["caption"]) > length:  # as it stands in the file, with white space around it
+            for i, annotation in enumerate(annotations):
+                if len(annotation["caption"]) > length:  # unstripped, as in the file
                     index, length = i, len(annotation["caption"])
             text = texts[min(index, len(texts) - 1)]
         elif caption == "random":
@@ -85,21 +85,21 @@ def _index(content: Any, path: Path) -> Any:
             raise UsageError(f"{where}: the file has no image {str(image_id)[:100]}; fetch it again")
     coco = COCO()
     coco.dataset = {"images": [*images.values()], "annotations": [*annotations.values()]}
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints
+    with contextlib.redirect_stdout(io.StringIO()):  # createIndex prints
         coco.createIndex()
     return coco
 
 
 def _by_id(content: Any, name: str, what: str, path: Path) -> dict[int, dict[str, Any]]:
-    """A list of the file, by the ids of its entries: distinct integers."""
+    """The entries of a list in the file, by their ids, which must be distinct integers."""
     entries = content.get(name) if isinstance(content, dict) else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise UsageError(f"{path} is not a COCO annotation file: it has no list of {name}; fetch it again")
-    found: dict[int, dict[str, Any]] = {}
+    by_id: dict[int, dict[str, Any]] = {}
     for number, entry in enumerate(entries, 1):
         if type(entry.get("id")) is not int:
             raise UsageError(f"{path}: {what} number {number} has no id; fetch the file again")
-        if entry["id"] in found:
+        if entry["id"] in by_id:
             raise UsageError(f"{path}: the {what} id {entry['id']} occurs twice; fetch the file again")
-        found[entry["id"]] = entry
-    return found
+        by_id[entry["id"]] = entry
+    return by_id

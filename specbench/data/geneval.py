@@ -1,6 +1,7 @@
-"""GenEval (Ghosh et al. 2023): 553 prompts in six tasks, each with what must be seen. The package carries them.
+"""GenEval (Ghosh et al. 2023): 553 prompts in six tasks, with the objects that each image must show. The package
+includes them.
 
-A prompt's id is the number of its line in GenEval's file, from 0 on, as its authors' code names the folders of images.
+A prompt's id is the number of its line in GenEval's file, counted from 0, as the authors' code names image folders.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ TASKS = ("single_object", "two_object", "counting", "colors", "position", "color
 
 
 def items(cfg: Mapping[str, Any]) -> list[Item]:
-    """`n` prompts, chosen by `seed`. metadata: GenEval's own (tag, include, exclude)."""
+    """`n` prompts, chosen by `seed`. metadata: GenEval's (tag, include, exclude)."""
     return base.subset(entries(), cfg)
 
 
 @cache
 def entries() -> tuple[Item, ...]:
-    """Every prompt, in the order of the file."""
+    """All prompts, in the order of the file."""
     lines = (CARRIED / "geneval.jsonl").read_text(encoding="utf-8").splitlines()
-    found = [json.loads(line) for line in lines]
-    return tuple(Item(i, one["prompt"], None, str(i), metadata=one) for i, one in enumerate(found))
+    prompts = [json.loads(line) for line in lines]
+    return tuple(Item(i, prompt["prompt"], None, str(i), metadata=prompt) for i, prompt in enumerate(prompts))
 
 
 @cache
 def classes() -> tuple[str, ...]:
-    """GenEval's names of COCO's 80 classes, in the order of a detector's labels."""
+    """GenEval's names of COCO's 80 classes, in the order of the detector's labels."""
     return tuple((CARRIED / "geneval_objects.txt").read_text(encoding="utf-8").splitlines())

@@ -1,7 +1,8 @@
-"""GenEval 2 (Kamath et al. 2025, arXiv 2512.16853): 800 prompts of three to ten atoms, each with questions, answers
-and the skill that each question tests. `specbench fetch data=geneval2` gets the file; the package does not carry it.
+"""GenEval 2 (Kamath et al. 2025, arXiv 2512.16853): 800 prompts of three to ten atoms. Each prompt has questions, their
+answers, and the skill that each question tests. The package does not include the file; `specbench fetch data=geneval2`
+downloads it.
 
-A prompt's id is the number of its line, from 1 on.
+A prompt's id is the number of its line, counted from 1.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from specbench.errors import UsageError
 
 FILE = "geneval2_data.jsonl"
 SKILLS = ("object", "attribute", "count", "position", "verb")
-#: How a question begins whose answer is a number; all others are to be answered by yes.
+#: A question that starts like this has a number as its answer. The answer to all other questions is yes.
 HOW_MANY = "How many"
-#: The answers to such a question, from 1 on. The published code knows no others.
+#: The possible numbers, from 1. The published code accepts no others.
 NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-MOST = 128  # questions about an image, see `metrics.base.QuestionScorer`
+MOST = 128  # questions per image, see `metrics.base.QuestionScorer`
 
 
 def items(cfg: Mapping[str, Any]) -> list[Item]:
@@ -32,7 +33,7 @@ def items(cfg: Mapping[str, Any]) -> list[Item]:
 
 
 def read(path: Path) -> list[Item]:
-    """Every prompt of the file. UsageError for a file that is not GenEval 2's."""
+    """All prompts of the file. Raises UsageError if it is not GenEval 2's file."""
     entries = prompts.read(path)
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     complete = []
@@ -45,7 +46,7 @@ def read(path: Path) -> list[Item]:
 
 
 def fault(metadata: Any) -> str:
-    """Why questions, answers and skills of a prompt do not belong together; empty where they do."""
+    """Why a prompt's questions, answers and skills do not match; empty if they match."""
     if not isinstance(metadata, dict) or not {"atom_count", "vqa_list", "skills"} <= metadata.keys():
         return "atom_count, vqa_list and skills are not all there"
     questions, skills = metadata["vqa_list"], metadata["skills"]

@@ -1,6 +1,6 @@
 """ImageNet's 1,000 classes, for class-conditional models: the prompt is the class number, as text.
 
-Images are spread evenly: every thousand in a row has each class once, so that n = 50,000 is 50 of each.
+Images are spread evenly: 1,000 consecutive images have each class once, so n = 50,000 is 50 images per class.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""Files of prompts: the user's own (`data=prompts prompts=FILE`), and data sets that are one such file.
+"""Files of prompts: the user's own (`data=prompts prompts=FILE`), and data sets that consist of one such file.
 
 The suffix of the file's name determines its format:
 
-- .txt: a prompt a line; blank lines are skipped.
-- .tsv, .csv: a header that has a column prompt, caption or text (the first of these that is there, in any case), and
-  maybe id or file_name (of the image, as in Hugging Face's metadata.csv) and category; the other columns are ignored.
-  A TSV has no quoting, as PartiPrompts.tsv: a quotation mark is part of its prompt. A CSV quotes as in RFC 4180.
-- .json: a list of prompts, each a text or an object with prompt, caption or text, and maybe id or file_name; or an
-  object that maps ids to prompts.
-- .jsonl: such a text or object a line; blank lines are skipped.
+- .txt: one prompt per line; blank lines are skipped.
+- .tsv, .csv: a header with a column prompt, caption or text (the first of these that exists, in upper or lower case),
+  and optionally id or file_name (of the image, as in Hugging Face's metadata.csv) and category. Other columns are
+  ignored. A TSV has no quoting, like PartiPrompts.tsv: a quotation mark is part of its prompt. A CSV is quoted as in
+  RFC 4180.
+- .json: a list of prompts, or an object that maps ids to prompts. A prompt in a list is a text, or an object with
+  prompt, caption or text, and optionally id or file_name.
+- .jsonl: one such text or object per line; blank lines are skipped.
 
-A prompt without an id is named by its number, from 1 on: the line of a text or a JSONL, the row below a header, the
-entry of a list. A file is read in its own order, from the top: its prompts are chosen already, and the first image
-belongs to the first of them. So `seed` keys the random streams alone. Of a
-data set it also chooses the subset.
+A prompt without an id is named by its number, counted from 1: the line of a text or JSONL file, the row below a header,
+or the entry of a list. A user's file is read from the top: the first image belongs to its first prompt, and `seed` only
+keys the random streams. For a data set, `seed` also chooses the subset.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from specbench.errors import UsageError
 from specbench.storage import home
 from specbench.storage.reading import parse_json, read_text
 
-#: Data set -> its file, in `data_dir` unless the package carries it.
+#: Data set -> its file, in `data_dir` unless the package includes it.
 DATA_SETS = {
     # PartiPrompts (Yu et al. 2022): 1,632 prompts, most of them hard. Challenge and Note are not used.
     "parti": "PartiPrompts.tsv",
@@ -60,15 +60,15 @@ def subset(cfg: Mapping[str, Any]) -> list[Item]:
 
 
 def read(path: Path) -> list[Item]:
-    """Every prompt of a file, in its order. UsageError for a file that cannot be read to its end."""
+    """All prompts of a file, in order. Raises UsageError if a part of the file cannot be read."""
     if path.suffix.lower() not in _READERS:
-        read_text(path)  # what is no file is told first
+        read_text(path)  # first report a path that is not a readable file
         raise UsageError(f"cannot determine the format of {path}: its name must end in {', '.join(_READERS)}")
     return base.check_ids(list(_READERS[path.suffix.lower()](read_text(path), path)), path)
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """(line number, line) of the lines that are not blank. (str.splitlines would cut at form feeds, too.)"""
+    """(line number, line) of the lines that are not blank. (str.splitlines would also split at form feeds.)"""
     for number, line in enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), 1):
         if line.strip():
             yield number, line
@@ -87,7 +87,9 @@ def _table(text: str, path: Path, **dialect: Any) -> Iterator[Item]:
         names = next(rows, [])
         where = f"{path}, line {reader.line_num}"
         header = [cell.strip().lower() for cell in names]
-        prompt, name, category = (_column(header, wanted, where) for wanted in (COLUMNS, IDS, ("category",)))
+        prompt, name, category = (
+            _column(header, names_of_column, where) for names_of_column in (COLUMNS, IDS, ("category",))
+        )
         if prompt is None:
             if header:
                 raise UsageError(f"{where}: the header has no column prompt, caption or text ({_names(names)})")
@@ -96,7 +98,7 @@ def _table(text: str, path: Path, **dialect: Any) -> Iterator[Item]:
             where = f"{path}, line {reader.line_num}"
             if len(cells) != len(header):
                 raise UsageError(
-                    f"{where}: {len(cells)} cells below a header of {len(header)}; give every row one cell a column"
+                    f"{where}: {len(cells)} cells below a header of {len(header)}; give every row one cell per column"
                     + ("" if path.suffix.lower() == ".tsv" else " and quote a prompt with commas")
                 )
             entry = _entry(cells[prompt], "" if name is None else cells[name], number, where)
@@ -107,7 +109,7 @@ def _table(text: str, path: Path, **dialect: Any) -> Iterator[Item]:
 
 
 def _column(header: list[str], names: tuple[str, ...], where: str) -> int | None:
-    """The index of the first of `names` in the header."""
+    """The index in the header of the first of `names` that it has."""
     for name in names:
         if header.count(name) > 1:
             raise UsageError(f"{where}: the header has the column {name} twice; keep one")
@@ -117,13 +119,13 @@ def _column(header: list[str], names: tuple[str, ...], where: str) -> int | None
 
 
 def _json(text: str, path: Path) -> Iterator[Item]:
-    found = parse_json(text, str(path))
-    if isinstance(found, dict):
-        for number, (name, prompt) in enumerate(found.items(), 1):
+    content = parse_json(text, str(path))
+    if isinstance(content, dict):
+        for number, (name, prompt) in enumerate(content.items(), 1):
             where = f"{path}, id {name[:100]!r}"
             yield _entry(prompt, base.clean(name, where, "id"), number, where)
-    elif isinstance(found, list):
-        for number, value in enumerate(found, 1):
+    elif isinstance(content, list):
+        for number, value in enumerate(content, 1):
             yield _value(value, number, f"{path}, entry {number}")
     else:
         raise UsageError(f"{path} must be a JSON list of prompts, or an object of ids and prompts; it is neither")
@@ -136,12 +138,12 @@ def _jsonl(text: str, path: Path) -> Iterator[Item]:
 
 
 def _value(value: object, number: int, where: str) -> Item:
-    """An entry of a JSON list: a text, or an object with a text and maybe an id."""
+    """An entry of a JSON list: a text, or an object with a text and optionally an id."""
     if not isinstance(value, dict):
         return _entry(value, "", number, where)
     for name in COLUMNS:
         if name in value:
-            return _entry(value[name], next((value[one] for one in IDS if one in value), None), number, where)
+            return _entry(value[name], next((value[key] for key in IDS if key in value), None), number, where)
     raise UsageError(f"{where}: the object has no prompt, caption or text ({_names(value)})")
 
 
@@ -150,7 +152,7 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _entry(prompt: object, name: object, number: int, where: str) -> Item:
-    """`number` names an entry that has no id of its own."""
+    """`number` is the id of an entry that has none."""
     if name is None or name == "":
         name = number
     if isinstance(name, int) and not isinstance(name, bool):

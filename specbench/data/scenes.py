@@ -1,12 +1,12 @@
 """*scenes*: the embedded world. Captioned 64x64 images of one to three objects, drawn from a seed.
 
 A scene is a symbolic description (layout, objects, background). Everything else about its image (exact positions,
-hues, stripe phases, clouds, grain) is drawn from the same per-index generator and is *not* in the caption, so a model
-can only spread its probability over it, as with real photographs.
+hues, stripe phases, clouds, grain) is drawn from the generator of its index and is *not* in the caption. A model can
+only spread its probability over it, as with real photographs.
 
-Objects have a canonical order, so that "the first object" means one thing: left to right in a row, top to bottom in a
-column, the top one first in a pyramid. Train and validation share no scene: the split is decided by a hash of the
-symbolic description alone.
+Objects have a canonical order, so that "the first object" is unambiguous: left to right in a row, top to bottom in a
+column, the top object first in a pyramid. Train and validation share no scene: a hash of the symbolic description
+decides the split.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from specbench.data.base import Item
 from specbench.data.worlds import ABSENT, Sample, World
 
-SIZE = 64  # pixels a side
+SIZE = 64  # pixels per side
 MAX_OBJECTS = 3
 
 SHAPES = ("circle", "square", "triangle", "diamond", "cross")
@@ -33,7 +33,7 @@ LAYOUT_COUNT = {"single": 1, "beside": 2, "above": 2, "row": 3, "column": 3, "py
 LAYOUT_SHARE = (0.34, 0.21, 0.21, 0.08, 0.08, 0.08)
 
 OBJECT_ATTRIBUTES = {"shape": SHAPES, "colour": COLOURS, "size": SIZES, "fill": FILLS}
-#: Where the objects of a layout are, slot by slot.
+#: Layout -> the positions of its objects, by slot.
 POSITIONS = {
     "single": ("centre",),
     "beside": ("left", "right"),
@@ -107,7 +107,7 @@ def centres(layout: str) -> list[tuple[float, float]]:
 
 
 def draw_scene(rng: np.random.Generator) -> Scene:
-    """A scene of either split."""
+    """A random scene, of either split."""
     layout = LAYOUTS[rng.choice(len(LAYOUTS), p=LAYOUT_SHARE)]
     picks = rng.integers(0, [len(c) for c in OBJECT_ATTRIBUTES.values()], size=(LAYOUT_COUNT[layout], 4))
     objects = tuple(SceneObject(SHAPES[a], COLOURS[b], SIZES[c], FILLS[d]) for a, b, c, d in picks)
@@ -115,7 +115,7 @@ def draw_scene(rng: np.random.Generator) -> Scene:
 
 
 def write_caption(scene: Scene, rng: np.random.Generator) -> str:
-    """A sentence that states every attribute of a scene, in one of several wordings."""
+    """A sentence that states all attributes of a scene, in one of several wordings."""
 
     def one_of(options: Sequence[str]) -> str:
         return options[int(rng.integers(len(options)))]
@@ -184,9 +184,9 @@ _Y, _X = np.mgrid[0:SIZE, 0:SIZE].astype(np.float32) + 0.5
 
 
 def _background(kind: str, rng: np.random.Generator) -> np.ndarray:
-    one, two = _muted(rng), _muted(rng)
-    if kind != "plain":  # two colours that can be distinguished
-        two = one + np.sign(0.4 - one.mean()) * rng.uniform(0.24, 0.36) + 0.3 * (two - two.mean())
+    colour, second = _muted(rng), _muted(rng)
+    if kind != "plain":  # two distinguishable colours
+        second = colour + np.sign(0.4 - colour.mean()) * rng.uniform(0.24, 0.36) + 0.3 * (second - second.mean())
     angle = rng.uniform(0, np.pi)
     along = _X * np.cos(angle) + _Y * np.sin(angle)
     if kind == "gradient":
@@ -197,15 +197,15 @@ def _background(kind: str, rng: np.random.Generator) -> np.ndarray:
         t = 0.5 + 0.5 * np.tanh(1.5 * _smooth_noise(rng, 7))
     else:
         t = np.zeros_like(_X)
-    return np.clip(one + (two - one) * t[..., None], 0, 1)
+    return np.clip(colour + (second - colour) * t[..., None], 0, 1)
 
 
 def _smooth_noise(rng: np.random.Generator, cells: int) -> np.ndarray:
     """Unit-variance noise on a `cells` x `cells` lattice, interpolated with a cosine kernel to the image's size."""
     coarse = rng.standard_normal((cells + 1, cells + 1))
-    at = np.linspace(0, cells, SIZE, endpoint=False)
-    low = at.astype(int)
-    w = (1 - np.cos(np.pi * (at - low))) / 2
+    positions = np.linspace(0, cells, SIZE, endpoint=False)
+    low = positions.astype(int)
+    w = (1 - np.cos(np.pi * (positions - low))) / 2
     rows = coarse[low] * (1 - w)[:, None] + coarse[low + 1] * w[:, None]
     return rows[:, low] * (1 - w) + rows[:, low + 1] * w
 
@@ -228,8 +228,8 @@ def _coverage(shape: str, dx: np.ndarray, dy: np.ndarray, r: float) -> np.ndarra
 
 
 def _fill(kind: str, rng: np.random.Generator) -> np.ndarray | None:
-    """Where the darker second colour shows (0 to 1), or None for a solid object."""
-    phase_x, phase_y = rng.uniform(0, 4, 2)  # four pixels a period: a tokenizer's patch, so a fill is a run of one code
+    """The share (0 to 1) of the darker second colour at each pixel, or None for a solid object."""
+    phase_x, phase_y = rng.uniform(0, 4, 2)  # period 4 pixels, like a tokenizer's patch: a fill repeats one code
     if kind == "striped":
         t = (_X + phase_x) if rng.uniform() < 0.5 else (_Y + phase_y)
         return np.clip(1.4 * np.sin(2 * np.pi * t / 4) + 0.5, 0, 1)
@@ -240,7 +240,7 @@ def _fill(kind: str, rng: np.random.Generator) -> np.ndarray | None:
 
 
 def draw(s: Sample, portrait: bool = False) -> np.ndarray:
-    """The image of a sample: (64, 64, 3) uint8. Consumes the sample's generator, so draw a sample once.
+    """The image of a sample: (64, 64, 3) uint8. It consumes the sample's generator, so draw a sample only once.
 
     portrait: every object is large, and near its position.
     """

@@ -1,8 +1,8 @@
 """The classes of *scenes*: images of one object, whose class is its colour and shape, such as "red circle".
 
-The images are portraits of the scenes with one object: it is large and near the centre, as objects are in images
-that come by class. Its fill, exact position and background are free, so that a class-conditional model has a broad
-distribution to learn. Images are spread evenly: every forty in a row have each class once.
+The images are portraits of the scenes with one object: it is large and near the centre, as in other data sets of
+classes. Its fill, exact position and background are free, so that a class-conditional model has a broad distribution to
+learn. Images are spread evenly: 40 consecutive images have each class once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SINGLE = scenes.LAYOUTS.index("single")
 def items(cfg: Mapping[str, Any]) -> list[Item]:
     """`n` class names; see `base.spread`.
 
-    labels: as of `scenes.render`, of which only those of `ATTRIBUTES` are given; the others are `worlds.ABSENT`.
+    labels: as `World.render` returns them; all but the attributes of `ATTRIBUTES` are `worlds.ABSENT`.
     """
     return [Item(i, NAMES[number], labels_of(number), name) for i, number, name in base.spread(len(NAMES), cfg)]
 
@@ -43,13 +43,14 @@ def labels_of(number: int) -> tuple[int, ...]:
 
 
 def numbers_of(labels: np.ndarray) -> np.ndarray:
-    """Labels (N, 14) int64 of scenes -> class numbers (N,) int64; -1 where there is not one object."""
+    """Labels (N, 14) int64 of scenes -> class numbers (N,) int64; -1 for a scene that does not have exactly one
+    object."""
     numbers = labels[:, _SHAPE] * len(scenes.COLOURS) + labels[:, _COLOUR]
     return np.where(labels[:, _LAYOUT] == _SINGLE, numbers, -1)
 
 
 def number_of(prompt: str) -> int | None:
-    """The class that a prompt names, by its words or its number; None where it names none."""
+    """The class that a prompt names by its words or its number, or None."""
     words = prompt.lower().split()
     if len(words) == 1 and words[0].isascii() and words[0].isdigit() and len(words[0]) <= 6:
         return int(words[0]) if int(words[0]) < len(NAMES) else None
@@ -58,8 +59,9 @@ def number_of(prompt: str) -> int | None:
 
 
 def numbers_in(prompts: Sequence[str], model: str) -> list[int]:
-    """The classes that prompts name, for a model of this name. UsageError where one names none."""
-    found = []
+    """The classes that the prompts name. Raises UsageError, with the name of the model, for a prompt without a
+    class."""
+    numbers = []
     for prompt in prompts:
         number = number_of(prompt)
         if number is None:
@@ -68,16 +70,16 @@ def numbers_in(prompts: Sequence[str], model: str) -> list[int]:
                 f" ({', '.join(scenes.COLOURS)}) and a shape ({', '.join(scenes.SHAPES)}), such as 'red circle', or"
                 f" a number from 0 to {len(NAMES) - 1}; data=scenes_classes has them all"
             )
-        found.append(number)
-    return found
+        numbers.append(number)
+    return numbers
 
 
 def portraits(split: str, n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Portraits of the first `n` scenes of a split with one object: images (n, 64, 64, 3) uint8, and class numbers
     (n,) int64."""
-    found = singles(split, n, seed)
-    labels = np.array([s.scene.labels() for s in found], dtype=np.int64)
-    return np.stack([scenes.draw(s, portrait=True) for s in found]), numbers_of(labels)
+    samples = singles(split, n, seed)
+    labels = np.array([s.scene.labels() for s in samples], dtype=np.int64)
+    return np.stack([scenes.draw(s, portrait=True) for s in samples]), numbers_of(labels)
 
 
 def singles(split: str, n: int, seed: int = 0) -> list[worlds.Sample]:

@@ -1,14 +1,13 @@
 """*textures*: the second embedded world. Captioned 64x64 images of materials: clouds, granite, leaves, waves, ...
 
-A picture is one to three regions of a material, lit from one direction: a whole sheet, a horizon, or a ground with one
-or two patches that lie on it and cast a shadow. Every material is a random field with the statistics of natural images:
-noise whose amplitude falls with the frequency, dead leaves (shapes of many sizes that occlude each other),
-cells, gratings that noise bends. The caption states a dozen attributes. All else is drawn from the generator of the
-index, so that hardly any token of an image is certain; that is how this world differs from *scenes*, whose surfaces are
-flat.
+A picture has one to three regions of a material, lit from one direction: a whole sheet, a horizon, or a ground with one
+or two patches on it that cast a shadow. Every material is a random field with the statistics of natural images: noise
+whose amplitude falls with the frequency, dead leaves (shapes of many sizes that occlude each other), cells, or gratings
+that noise bends. The caption states a dozen attributes. Everything else is drawn from the generator of the index, so
+hardly any token of an image is certain. In *scenes*, surfaces are flat.
 
-Regions have a canonical order: upper and lower, the ground before its patches, the left patch before the right one.
-Train and validation share no symbolic description (a hash of it decides the split).
+Regions have a canonical order: upper before lower, the ground before its patches, the left patch before the right.
+Train and validation share no symbolic description: a hash of it decides the split.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import numpy as np
 from specbench.data.base import Item
 from specbench.data.worlds import Sample, World, labels_of
 
-SIZE = 64  # pixels a side
+SIZE = 64  # pixels per side
 MAX_REGIONS = 3
 
 LAYOUTS = ("sheet", "horizon", "patch", "pair")
@@ -36,9 +35,9 @@ COLOURS = ("grey", "red", "orange", "yellow", "green", "blue", "purple", "brown"
 GRAINS = ("fine", "coarse")
 OUTLINES = ("round", "square", "torn")
 
-#: The outline is that of a patch.
+#: Only patches have an outline.
 REGION_ATTRIBUTES = {"material": MATERIALS, "colour": COLOURS, "grain": GRAINS, "outline": OUTLINES}
-#: Where the regions of a layout are.
+#: Layout -> the positions of its regions.
 POSITIONS = {
     "sheet": ("ground",),
     "horizon": ("upper", "lower"),
@@ -103,7 +102,7 @@ class Picture:
 
 
 def describe(rng: np.random.Generator) -> Picture:
-    """A description of either split. Neighbouring regions differ in material or colour."""
+    """A random description, of either split. Neighbouring regions differ in material or colour."""
     layout = LAYOUTS[rng.choice(len(LAYOUTS), p=LAYOUT_SHARE)]
     regions: list[Region] = []
     while len(regions) < LAYOUT_COUNT[layout]:
@@ -118,7 +117,7 @@ def describe(rng: np.random.Generator) -> Picture:
 
 
 def write_caption(description: Picture, rng: np.random.Generator) -> str:
-    """A sentence that states every attribute, in one of several wordings."""
+    """A sentence that states all attributes, in one of several wordings."""
 
     def one_of(options: Sequence[str]) -> str:
         return options[int(rng.integers(len(options)))]
@@ -152,14 +151,14 @@ def write_caption(description: Picture, rng: np.random.Generator) -> str:
 # --- fields: float (64, 64), about 0 to 1 -----------------------------------------------------------------------------
 
 _Y, _X = np.mgrid[0:SIZE, 0:SIZE].astype(np.float32) + 0.5
-_EDGE = 2 * SIZE  # noise is drawn on a larger square, whose opposite sides meet
+_EDGE = 2 * SIZE  # noise is drawn on a larger square, because it is periodic
 Field = np.ndarray
 
 
 @cache
 def _spectrum(slope: float, stretch: float) -> np.ndarray:
-    """Amplitudes of a random field: the frequency to the power -slope; stretch: a structure's length along x by its
-    height."""
+    """Amplitudes of a random field: the frequency to the power -slope. stretch: the ratio of a structure's length along
+    x to its height."""
     fy, fx = np.meshgrid(np.fft.fftfreq(_EDGE), np.fft.rfftfreq(_EDGE), indexing="ij")
     radius = np.hypot(fy, fx * stretch)
     radius[0, 0] = np.inf
@@ -175,7 +174,7 @@ def _noise(rng: np.random.Generator, slope: float, stretch: float = 1.0) -> Fiel
 
 
 def _unit(field: Field, width: float = 1.4) -> Field:
-    """A field of about unit variance as values between 0 and 1."""
+    """Maps a field of about unit variance to values between 0 and 1."""
     return 0.5 + 0.5 * np.tanh(field / width)
 
 
@@ -195,7 +194,7 @@ def _natural_sizes(rng: np.random.Generator, count: int, low: float, high: float
 
 
 def _dead_leaves(rng: np.random.Generator, count: int, low: float, high: float, square: bool) -> Field:
-    """Shapes of random lightness that occlude each other, each a little shaded."""
+    """Slightly shaded shapes of random lightness that occlude each other."""
     radii = _natural_sizes(rng, count, low, high)
     centres, shades = rng.uniform(-6, SIZE + 6, (count, 2)), rng.uniform(0, 1, count)
     angles, tilts = rng.uniform(0, np.pi, count), rng.uniform(-0.25, 0.25, (count, 2))
@@ -244,14 +243,14 @@ def _wood(rng: np.random.Generator, coarse: bool) -> Field:
 
 
 def _nearest_two(rng: np.random.Generator, count: int) -> tuple[Field, Field, np.ndarray]:
-    """Distances to the nearest and the second nearest of random points, and the number of the nearest."""
+    """Distances to the nearest and to the second nearest of random points, and the index of the nearest point."""
     points = rng.uniform(-8, SIZE + 8, (count, 2)).astype(np.float32)
     distances = np.hypot(_X[..., None] - points[:, 0], _Y[..., None] - points[:, 1])
-    near = np.argpartition(distances, 1, axis=-1)[..., :2]
-    both = np.take_along_axis(distances, near, -1)
-    order = both.argsort(-1)
-    both, near = np.take_along_axis(both, order, -1), np.take_along_axis(near, order, -1)
-    return both[..., 0], both[..., 1], near[..., 0]
+    indices = np.argpartition(distances, 1, axis=-1)[..., :2]
+    nearest = np.take_along_axis(distances, indices, -1)
+    order = nearest.argsort(-1)
+    nearest, indices = np.take_along_axis(nearest, order, -1), np.take_along_axis(indices, order, -1)
+    return nearest[..., 0], nearest[..., 1], indices[..., 0]
 
 
 def _cells(rng: np.random.Generator, coarse: bool) -> Field:
@@ -281,7 +280,7 @@ _FIELDS: dict[str, Callable[[np.random.Generator, bool], Field]] = {
     "marble": _marble,
 }
 
-#: Hue and saturation of a colour; the hue of a material's parts is drawn near it.
+#: Hue and saturation of a colour; the hues of a material's parts are drawn near it.
 _TONES = {
     "grey": (0.6, 0.06),
     "red": (0.99, 0.72),
@@ -321,14 +320,14 @@ def _patch(outline: str, centre: tuple[float, float], radius: float, rng: np.ran
         along, across = dx * np.cos(angle) + dy * np.sin(angle), dy * np.cos(angle) - dx * np.sin(angle)
         return np.maximum(np.abs(along), np.abs(across)) - 0.88 * radius
     distance = np.hypot(dx, dy) - radius
-    return distance + 2.6 * _noise(rng, 1.5) if outline == "torn" else distance
+    return distance + 3.2 * _noise(rng, 1.5) if outline == "torn" else distance
 
 
 _LIGHT_FROM = {"left": (-1.0, -0.25), "right": (1.0, -0.25), "above": (0.0, -1.0), "even": (0.0, 0.0)}
 
 
 def draw(s: Sample) -> np.ndarray:
-    """The image of a sample: (64, 64, 3) uint8. Consumes the sample's generator, so draw a sample once."""
+    """The image of a sample: (64, 64, 3) uint8. It consumes the sample's generator, so draw a sample only once."""
     rng, description = s.rng, s.scene
     strong, source = description.contrast == "strong", np.array(_LIGHT_FROM[description.light])
     surfaces = [_paint(region, strong, rng) for region in description.regions]
@@ -350,12 +349,12 @@ def draw(s: Sample) -> np.ndarray:
             image = image * (1 - cover) + surface * cover
     toward = ((_X - SIZE / 2) * source[0] + (_Y - SIZE / 2) * source[1]) / SIZE
     image = image * (1 + 0.75 * toward)[..., None] * rng.uniform(0.92, 1.05)
-    image = image + 0.022 * rng.standard_normal(image.shape)
+    image = image + 0.006 * rng.standard_normal(image.shape)
     return (np.clip(image, 0, 1) * 255 + 0.5).astype(np.uint8)
 
 
 def _moved(field: Field, by: np.ndarray) -> Field:
-    """A field moved by whole pixels (x, y), its edges repeated."""
+    """A field moved by whole pixels (x, y); its edges are repeated."""
     x, y = (round(float(v)) for v in by)
     rows = np.clip(np.arange(SIZE) - y, 0, SIZE - 1)
     columns = np.clip(np.arange(SIZE) - x, 0, SIZE - 1)

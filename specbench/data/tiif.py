@@ -1,9 +1,9 @@
-"""TIIF-Bench testmini (Wei et al. 2025, arXiv 2506.02161): cases in 39 dimensions, each in a short and a long wording.
+"""TIIF-Bench testmini (Wei et al. 2025, arXiv 2506.02161): cases in 39 dimensions, with a short and a long wording.
 
-The repository states no licence, so the package neither carries nor fetches the prompts: they are read from the folder
-data/testmini_prompts of github.com/A113N-W3I/TIIF-Bench, which has one JSONL file per dimension with the fields type,
-short_description and long_description. At the commit below they are 277 cases, as public projects state that use it.
-An id is the dimension, the wording and the number of the case in its dimension, from 0 on: "color+2d-short-3". The
+The repository states no licence, so the package neither includes nor downloads the prompts. They are read from the
+folder data/testmini_prompts of github.com/A113N-W3I/TIIF-Bench, which has one JSONL file per dimension with the fields
+type, short_description and long_description. According to public projects that use it, the commit below has 277 cases.
+An id is the dimension, the wording and the number of the case in its dimension, counted from 0: "color+2d-short-3". The
 score of TIIF-Bench, by GPT-4o, is not computed here.
 """
 
@@ -39,7 +39,7 @@ def items(cfg: Mapping[str, Any]) -> list[Item]:
 
 
 def read(paths: list[Path], wordings: tuple[str, ...]) -> Iterator[Item]:
-    """The cases of some files, in these wordings. UsageError for a file that has other fields."""
+    """The cases of the files, in these wordings. Raises UsageError for a file with other fields."""
     numbers: Counter[str] = Counter()
     for path in paths:
         for number, line in enumerate(read_text(path).splitlines(), 1):

@@ -67,7 +67,7 @@ def largest_ratio(p: Tensor, e: Tensor) -> Tensor:
 
 @dataclass
 class Nodes:
-    """n visited nodes of B rows. p (B, n, V): the target's distributions; q (B, n, V): those of the children; tokens,
+    """n visited nodes of B rows. p (B, n, V): the target's distributions; q (B, n, V): the children's; tokens,
     live (B, n, K): the children's tokens, and which children exist; depth (B, n): the children's depth; sampled: the
     tokens were drawn from q, else each is a point mass."""
 

@@ -1,4 +1,4 @@
-"""Turns the trace of a batch into the statistics of its images, under the names that records use."""
+"""Converts the trace of a batch into the statistics of its images, under the names that records use."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _of_image(trace: dict[str, np.ndarray], steps: int, passes: int) -> dict[str
     depth = np.arange(1, offered.max() + 1)
     # tokens below a rejected one are not verified
     verified = ((offered[:, None] >= depth) & (accepted[:, None] >= depth - 1)).sum(0)
-    verified = verified[verified > 0]  # it decreases with the depth, so these are the first ones
+    verified = verified[verified > 0]  # the numbers decrease with the depth, so these are the first ones
     log_prob, drafts = trace["log_prob"].astype(np.float64), offered > 0
     of_draft = {"draft_tv": "tv", "first_accept": "first", "draft_top1": "top1", "draft_top3": "top3"}
     return {

@@ -111,7 +111,7 @@ class DraftState(Protocol):
 
 @dataclass(frozen=True)
 class NetworkPass:
-    """Passes of a drafter's network in a step: `times` calls of `method` of `owner`, each of which reads the weights
+    """Passes of a drafter's network in a step: `times` calls of `method` of `owner`; each call reads the weights
     `read`. method: empty if another pass contains this one."""
 
     owner: nn.Module
@@ -150,7 +150,7 @@ Override = Callable[[VerificationResult, Draft, Tensor], VerificationResult]
 class DecoderConfig:
     """The target, its drafter, the rule, the verification of drafts, and how the target is sampled.
 
-    emitted_draws: see `Emitted`, which measures the emitted distributions; 0 turns the measurement off. observer is
+    emitted_draws: see `Emitted`, which measures the emitted distributions; 0: no measurement. observer is
     called after every step, with the step's statistics and the number of tokens of an image.
     """
 

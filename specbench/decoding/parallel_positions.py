@@ -210,8 +210,8 @@ class Roots:
 
 
 class Lines:
-    """The rows of B images, of which up to K are decoded at once, as in `planned.PlannedRows`. Here the number of
-    tokens that a line gains in a pass depends on what is sampled."""
+    """The rows of B images; up to K rows of an image are decoded at once, as in `planned.PlannedRows`. Here the number
+    of tokens that a line gains in a pass depends on the samples."""
 
     constants = ("position", "column", "lengths", "needed", "number", "same_chain", "owner", "stand_ins", "forced")
 
@@ -248,7 +248,7 @@ class Lines:
         at = position.clamp_min(0)
         token = history.gather(1, at)
         missing = ~top & (done == 0)
-        model = torch.where(line > 1, line - 2, before)  # the line whose newest token stands in
+        model = torch.where(line > 1, line - 2, before)  # the line whose newest token replaces the missing one
         newest = model * self.width + self.progress.gather(1, model) - 1
         token = torch.where(missing, history.gather(1, newest.clamp_min(0)), token)
         lead = missing

@@ -1,4 +1,4 @@
-"""Passes over an image that do not depend on what is sampled: which tokens a pass feeds, and which tokens it asks for.
+"""Passes over an image that do not depend on the samples: which tokens a pass feeds, and which tokens it asks for.
 
 ZipAR decodes rows in parallel. A model with its own order (ARPG, LPD) fills an image group by group: a pass feeds the
 tokens of the last group and asks for the next group. Both are plans of the same kind. The loop, the caches and the
@@ -25,8 +25,8 @@ ORDER = TAGS - 3
 
 class TokenOrder(Protocol):
     """The order of a model that does not use raster order. orders (O, T) int64 on the CPU: permutations of the image's
-    positions, one of which is selected per image; sizes: of the groups that are sampled pass by pass; whole:
-    the model knows no other groups, so it cannot decode token by token."""
+    positions; one is selected per image; sizes: of the groups that are sampled pass by pass; whole: the model knows no
+    other groups, so it cannot decode token by token."""
 
     @property
     def orders(self) -> Tensor: ...
@@ -39,7 +39,7 @@ class TokenOrder(Protocol):
 
 
 class PlannedPasses:
-    """Passes that do not depend on what is sampled: which tokens are fed, and which are sampled next to each other.
+    """Passes that do not depend on the samples: which tokens are fed, and which are sampled next to each other.
 
     A subclass plans them for O orders of an image in S passes with K chains; each image of a batch uses one order.
     nodes (S, O, K, 5) int64: position, slot, the position whose token is fed, the token that is fed instead (-1: none),

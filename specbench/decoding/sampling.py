@@ -101,7 +101,7 @@ class Sampling:
     """From logits to probabilities, in LlamaGen's order: guidance, temperature, top-k (ties kept), top-p, softmax.
 
     temperature: 0 is greedy, a point mass on the largest logit.
-    top_k, top_p: None and 1 turn the filters off.
+    top_k, top_p: None and 1 disable the filters.
     entropy: (a, b, c) of the entropy-dependent temperature (arXiv 2510.09012), `temperature` * (a exp(-e / b) + c). e
         is the entropy in nats of the guided distribution at temperature 1 after the filters, which then come before the
         temperature.
@@ -124,8 +124,8 @@ class Sampling:
     kernels: Kernels | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(cls, cfg: Mapping[str, Any], cfg_scale: float | None = None) -> Sampling:
-        """From flat parameters. cfg_scale: replaces their scale."""
+    def from_config(cls, cfg: Mapping[str, Any], cfg_scale: float | None = None) -> Sampling:
+        """The sampling of flat parameters. cfg_scale: replaces their scale."""
         curve = cfg.get("entropy_temperature")
         scale = cfg["cfg_scale"] if cfg_scale is None else cfg_scale
         return cls(

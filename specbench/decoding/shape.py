@@ -1,4 +1,4 @@
-"""What is known about a drafter before any network is loaded: the shape of its drafts."""
+"""The shape of a drafter's drafts, which is known before any network is loaded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Several processes that decode one run, by Ray: on this machine, or on a cluster's (`ray_address`).
+"""Several processes that decode one run with Ray: on this machine, or on a cluster (`ray_address`).
 
-The process that holds the run's folder keeps the queue of prompts and is the only one that writes. It gives every
-worker one batch at a time, and reassigns the batch of a dead worker: each image exists once, whichever worker dies.
+The process that owns the run's folder keeps the queue of prompts, and only this process writes. It gives every worker
+one batch at a time and reassigns the batch of a dead worker, so that each image exists once, whichever worker dies.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from specbench.errors import RunError, UsageError, install
 from specbench.harness import processes
 from specbench.harness.worker import Died, Event, Failure, Loader, Worker
 
-MOST_DEATHS = 3  # of workers over one image, or before any of them is ready
+MOST_DEATHS = 3  # workers that may die on one image, or before the first of them is ready
 
 _QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anyone
-    "RAY_worker_niceness": "0",  # a worker with low priority would measure the other processes
+    "RAY_USAGE_STATS_ENABLED": "0",  # no usage reports
+    "RAY_worker_niceness": "0",  # the latency of a worker with low priority would depend on other processes
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-_STORE_BYTES = 128 * 2**20  # of this machine's memory, for images in transit; Ray's default is a third of all
+_STORE_BYTES = 128 * 2**20  # memory for images in transit; Ray's default is a third of the machine's memory
 
 
 class WorkerActor:
-    """The worker actor of a process. Loading is not part of its construction, so that a bad argument is reported as
-    such and not as a death."""
+    """The Ray actor of a worker. The constructor does not load the model, so that a bad argument is reported as such
+    and not as the death of the worker."""
 
     def __init__(self, cfg: Mapping[str, Any], loader: Loader, num_workers: int) -> None:
-        self._given = cfg, loader, num_workers
+        self._args = cfg, loader, num_workers
 
     def load(self) -> list[Event]:
         import torch
 
-        if self._given[0]["device"] == "cpu":
+        if self._args[0]["device"] == "cpu":
             torch.set_num_threads(1)
-        self._worker = Worker(*self._given)
+        self._worker = Worker(*self._args)
         return [self._worker.joined]
 
     def decode(self, items: Sequence[data.Item], baseline: bool) -> list[Event]:
-        return [event for happened in self._worker.decode(items, baseline) for event in happened]
+        return [event for events in self._worker.decode(items, baseline) for event in events]
 
 
 @dataclass(frozen=True)
 class _Task:
-    """The task of a worker: decoding some prompts by one of the passes, or loading (none)."""
+    """The task of a worker: decode some prompts in one of the passes, or load the model (no items)."""
 
     worker: Any
     items: Sequence[data.Item] = ()
@@ -59,13 +59,13 @@ class _Task:
 
 
 class Workers:
-    """Workers of a run, started when there is something to decode, and ended with the `with` block."""
+    """The workers of a run. They start when there is something to decode, and end with the `with` block."""
 
     def __init__(self, cfg: Mapping[str, Any], loader: Loader) -> None:
         self._cfg, self._loader, self._num_workers = dict(cfg), loader, int(cfg["workers"])
         self._idle: list[Any] = []
         self._busy: dict[Any, _Task] = {}  # by the reference to its result
-        self._failed_starts = 0  # workers that died while loading, since the last one that did not
+        self._failed_starts = 0  # workers that died while loading since a worker last finished loading
 
     def __enter__(self) -> Self:
         if importlib.util.find_spec("ray") is None:
@@ -86,55 +86,59 @@ class Workers:
         self._end.close()
 
     def _device(self) -> str:
-        """The device of each worker. UsageError where there are not enough of them."""
-        there, wanted = self._ray.cluster_resources(), self._cfg["device"]
-        if wanted not in ("auto", "cpu", "cuda"):
-            raise UsageError(f"workers take a GPU each, whichever is free: give device=cuda instead of {wanted}")
-        device = wanted if wanted != "auto" else "cuda" if there.get("GPU") else "cpu"
-        count = int(there.get("GPU" if device == "cuda" else "CPU", 0))
+        """The device of each worker. UsageError if there are too few."""
+        resources, requested = self._ray.cluster_resources(), self._cfg["device"]
+        if requested not in ("auto", "cpu", "cuda"):
+            raise UsageError(
+                f"device={requested} names one device, but each worker uses its own GPU: use device=cuda, or workers=1"
+            )
+        device = requested if requested != "auto" else "cuda" if resources.get("GPU") else "cpu"
+        count = int(resources.get("GPU" if device == "cuda" else "CPU", 0))
         if count < self._num_workers:
             kind = "GPUs" if device == "cuda" else "processors"
-            raise UsageError(f"workers={self._num_workers} take a device each, and there are {count} {kind}")
+            raise UsageError(
+                f"workers={self._num_workers} needs as many {kind}, but there are {count}: use fewer workers"
+            )
         return device
 
     def decode(self, items: Sequence[data.Item], baseline: bool, stop: Callable[[], bool]) -> Iterator[list[Event]]:
-        """As `Worker.decode`; events come in the order in which batches finish."""
+        """See `Worker.decode`. Events arrive in the order in which batches finish."""
         size = self._cfg["batch"]
         queue = deque(items[start : start + size] for start in range(0, len(items), size))
         deaths: Counter[tuple[int, int]] = Counter()  # by a batch's first index and its size
-        while (under_way := any(task.items for task in self._busy.values())) or queue:
+        while (in_progress := any(task.items for task in self._busy.values())) or queue:
             stopping = stop()
-            if stopping and not under_way:
+            if stopping and not in_progress:
                 return
             while queue and self._idle and not stopping:
-                worker, some = self._idle.pop(), queue.popleft()
-                self._busy[worker.decode.remote(some, baseline)] = _Task(worker, some, baseline)
+                worker, batch = self._idle.pop(), queue.popleft()
+                self._busy[worker.decode.remote(batch, baseline)] = _Task(worker, batch, baseline)
             loading = sum(not task.items for task in self._busy.values())
-            lacking = min(self._num_workers - len(self._busy) - len(self._idle), len(queue) - loading)
-            for _ in range(0 if stopping else lacking):
+            to_start = min(self._num_workers - len(self._busy) - len(self._idle), len(queue) - loading)
+            for _ in range(0 if stopping else to_start):
                 worker = self._new()
                 self._busy[worker.load.remote()] = _Task(worker)
-            ready, _ = self._ray.wait(list(self._busy), timeout=1.0)  # in which a Ctrl-C is seen
+            ready, _ = self._ray.wait(list(self._busy), timeout=1.0)  # returns often enough to notice a Ctrl-C
             for reference in ready:
-                yield self._come(reference, self._busy.pop(reference), queue, deaths)
+                yield self._events(reference, self._busy.pop(reference), queue, deaths)
 
-    def _come(
+    def _events(
         self, reference: Any, task: _Task, queue: deque[Sequence[data.Item]], deaths: Counter[tuple[int, int]]
     ) -> list[Event]:
-        """The events of a finished task. The batch of a dead worker goes back into the queue, in halves after two
-        deaths."""
+        """The events of a finished task. The batch of a dead worker returns to the queue; after two deaths, in
+        halves."""
         try:
-            found: list[Event] = self._ray.get(reference)
+            events: list[Event] = self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as e:  # the worker is alive and raised an error
             raise e.cause if isinstance(e.cause, Exception) else e from None
         except self._ray.exceptions.RayError as e:  # killed, out of memory, its machine is gone, its answer is lost
-            return self._lost(task, queue, deaths, f"{type(e).__name__}: {_last_line(e)}")
+            return self._handle_death(task, queue, deaths, f"{type(e).__name__}: {_last_line(e)}")
         self._idle.append(task.worker)
         if not task.items:
             self._failed_starts = 0
-        return found
+        return events
 
-    def _lost(
+    def _handle_death(
         self, task: _Task, queue: deque[Sequence[data.Item]], deaths: Counter[tuple[int, int]], how: str
     ) -> list[Event]:
         if not task.items:
@@ -149,8 +153,8 @@ class Workers:
         elif size > 1:
             queue.extendleft((task.items[size // 2 :], task.items[: size // 2]))
         else:
-            return [Failure(first, f"{MOST_DEATHS} workers died over it ({how})", task.baseline)]
-        return [Died(f"a worker died ({how}) over {size} images")]
+            return [Failure(first, f"{MOST_DEATHS} workers died while decoding it ({how})", task.baseline)]
+        return [Died(f"a worker died ({how}) while decoding {size} images")]
 
 
 def _last_line(error: Exception) -> str:
@@ -159,7 +163,7 @@ def _last_line(error: Exception) -> str:
 
 
 def _connected(num_workers: int, address: str | None) -> Any:
-    """Ray, connected. UsageError where the cluster does not answer, RunError where none starts here."""
+    """Ray, connected. UsageError if the cluster does not answer, RunError if Ray does not start on this machine."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     import ray

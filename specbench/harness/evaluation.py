@@ -1,8 +1,8 @@
-"""Scores of existing images from any source: a run's, or any folder of images. Decodes nothing.
+"""Scores existing images from any source: a run, or any folder of images. Decodes nothing.
 
-The scores of a run go into its row. The scores of other images go into a folder with a row, the scores of each image,
-and the cached outputs of the scorers, so that a scoring that was stopped or killed continues there. The requested
-metrics join the metrics of earlier requests.
+The scores of a run go into its row. The scores of other images go into a folder with a row, the scores of each image
+and the cached outputs of the scorers, so that an interrupted scoring continues there. The requested metrics are added
+to the metrics of earlier requests.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from specbench.harness.folder import stored
 from specbench.harness.log import say
 from specbench.harness.pairing import Pairs, listed, pair
 from specbench.harness.run import rescore
-from specbench.harness.scoring import ImageSet, Scoring, basis, joined
+from specbench.harness.scoring import ImageSet, Scoring, joined, metric_fingerprint
 from specbench.rows import degenerate
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import to_csv
 from specbench.rows.degenerate import ImageFacts
 from specbench.rows.provenance import new_run_id
-from specbench.rows.scores import ScoreJournal, ScoreLine, fingerprint, notes, score_columns
+from specbench.rows.scores import ScoreJournal, ScoreLine, images_fingerprint, notes, score_columns
 from specbench.storage import home, image_files
 from specbench.storage.csv_text import csv_text
 from specbench.storage.files import is_temporary, locked, sha256, sha256_file, write_atomically
@@ -44,10 +44,10 @@ OF_RUN = ("metrics", "metrics_dir", "reference", "device", "batch")
 #: Columns of a row that identify its prompts.
 _OF_PROMPTS = ("data", "split", "caption", "prompts", "seed")
 
-#: Names, without the extension, of a file of prompts that lies in the folder of its images.
+#: Names, without the extension, of a file of prompts in the folder of its images.
 PROMPT_FILES = ("prompts", "captions", "metadata")
 
-_MEMORY = "evaluation.json"  # in the folder of the results: the folder of the images, and how their prompts were found
+_METADATA = "evaluation.json"  # in the folder of the results: the folder of the images, and the source of their prompts
 
 
 @dataclass(frozen=True)
@@ -60,22 +60,22 @@ class Evaluation:
     files: list[Path]
 
 
-def evaluate(folder: Path, given: Mapping[str, Any], partial: bool = False) -> Evaluation:
+def evaluate(folder: Path, arguments: Mapping[str, Any], partial: bool = False) -> Evaluation:
     """Scores the images in a folder.
 
     Args:
-        folder: a run's folder, or one with images.
-        given: checked values of parameters (for a run: in `OF_RUN`); others have their defaults.
+        folder: a run's folder, or a folder of images.
+        arguments: checked values of parameters (for a run: only those in `OF_RUN`); the others have their defaults.
         partial: prompts without an image are allowed.
 
-    Raises UsageError for images and prompts that do not fit together.
+    Raises UsageError if images and prompts do not fit together.
     """
     if (folder / "config.yaml").is_file() and (folder / "records.jsonl").is_file():
-        return _evaluate_run(folder, [*given, *(["partial"] if partial else [])], given)
-    return _evaluate_images(folder, dict(given), partial)
+        return _evaluate_run(folder, [*arguments, *(["partial"] if partial else [])], arguments)
+    return _evaluate_images(folder, dict(arguments), partial)
 
 
-def _evaluate_run(folder: Path, names: Sequence[str], given: Mapping[str, Any]) -> Evaluation:
+def _evaluate_run(folder: Path, names: Sequence[str], arguments: Mapping[str, Any]) -> Evaluation:
     for name in names:
         if name not in OF_RUN:
             raise UsageError(f"{folder} holds a run, which has its own prompts and folder: leave {name}= out")
@@ -83,104 +83,105 @@ def _evaluate_run(folder: Path, names: Sequence[str], given: Mapping[str, Any]) 
         stored(folder)
     except UsageError as e:
         raise UsageError(f"{e}; score the folder {folder / 'images'} instead") from None
-    new = {name: given[name] for name in given if name in ("metrics", "metrics_dir", "reference")}
+    new = {name: arguments[name] for name in arguments if name in ("metrics", "metrics_dir", "reference")}
     with _stop_message(folder):
-        outcome = rescore(folder, new, given.get("device"), given.get("batch"))
-    found = outcome.row
-    title = f"{folder}: {found['n']} images of {found['model']}, method {found['method']}"
-    return Evaluation(title, _columns(outcome.config.metrics), found, [outcome.folder.row])
+        outcome = rescore(folder, new, arguments.get("device"), arguments.get("batch"))
+    row = outcome.row
+    title = f"{folder}: {row['n']} images of {row['model']}, method {row['method']}"
+    return Evaluation(title, _columns(outcome.config.metrics), row, [outcome.folder.row])
 
 
-def _evaluate_images(folder: Path, given: dict[str, Any], partial: bool) -> Evaluation:
+def _evaluate_images(folder: Path, arguments: dict[str, Any], partial: bool) -> Evaluation:
     if runs := sorted(path.parent.name for path in folder.glob("*/records.jsonl")):
         raise UsageError(f"{folder} holds {listed(runs, 'runs')}: score them one by one")
     paths = image_files.find(folder)
     if not paths:
         raise UsageError(f"{folder} holds no images ({', '.join(image_files.ENDINGS)}) and no run")
-    if "prompts" in given and given.setdefault("data", "prompts") != "prompts":
-        raise UsageError("prompts= and data= name two sets of prompts; give one of them")
-    if given.get("n") == "all":
-        del given["n"]  # the default
-    out = home.expanded(given["out"]) if given.get("out") else _default_out(folder)
-    if not {"prompts", "data"} & given.keys():
-        given |= _own_prompts(folder) or _earlier_prompts(out)
-    cfg = _settings(given)
+    if "prompts" in arguments and arguments.setdefault("data", "prompts") != "prompts":
+        raise UsageError("prompts= and data= name two sets of prompts: use only one of them")
+    if arguments.get("n") == "all":
+        del arguments["n"]  # the default
+    out = home.expanded(arguments["out"]) if arguments.get("out") else _default_out(folder)
+    if not {"prompts", "data"} & arguments.keys():
+        arguments |= _prompts_in_folder(folder) or _earlier_prompts(out)
+    cfg = _with_defaults(arguments)
     if not cfg["metrics"]:
-        raise UsageError("no metrics are chosen: name some with metrics=")
+        raise UsageError("no metrics are requested: name some with metrics=")
     context = metrics.scoring_context(cfg)
     reading = [name for name in cfg["metrics"] if metrics.metric(name, context).reads_prompt]
-    pairs = pair(paths, cfg, given, cfg["data"], reading, partial)
+    pairs = pair(paths, cfg, arguments, cfg["data"], reading, partial)
     with _opened(out, folder) as run_id, _stop_message(out):
-        prompts = {name: given[name] for name in (*_OF_PROMPTS, "data_dir", "n") if name in given}
-        memory = _Memory(str(folder.resolve()), run_id, prompts)
-        write_atomically(out / _MEMORY, (json.dumps(asdict(memory), indent=1) + "\n").encode())
+        prompts = {name: arguments[name] for name in (*_OF_PROMPTS, "data_dir", "n") if name in arguments}
+        metadata = _Metadata(str(folder.resolve()), run_id, prompts)
+        write_atomically(out / _METADATA, (json.dumps(asdict(metadata), indent=1) + "\n").encode())
         return _score_images(folder, out, run_id, pairs, cfg)
 
 
-def _own_prompts(folder: Path) -> dict[str, Any]:
-    """The parameters of the prompts that lie in a folder of images; UsageError where several files could be they."""
-    found = [path for name in PROMPT_FILES for path in sorted(folder.glob(f"{name}.*")) if path.suffix in SUFFIXES]
-    if len(found) > 1:
+def _prompts_in_folder(folder: Path) -> dict[str, Any]:
+    """The parameters of the file of prompts in a folder of images. UsageError if several files qualify."""
+    files = [path for name in PROMPT_FILES for path in sorted(folder.glob(f"{name}.*")) if path.suffix in SUFFIXES]
+    if len(files) > 1:
         raise UsageError(
-            f"{folder} holds {listed([path.name for path in found], 'files of prompts')}: name one, prompts="
+            f"{folder} holds {listed([path.name for path in files], 'files of prompts')}: choose one with prompts="
         )
-    if found:
-        say(f"the prompts are those of {plain(found[0])}")
-    return {"data": "prompts", "prompts": str(found[0])} if found else {}
+    if files:
+        say(f"the prompts come from {plain(files[0])}")
+    return {"data": "prompts", "prompts": str(files[0])} if files else {}
 
 
-def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a scoring of images, with defaults. UsageError for one that the data set does not have."""
-    source = given.get("data", "")
-    own = parameters.declared("data", source) if source else frozenset()
-    known = {*OF_RUN, "data", "seed", "n", "out", *own}
-    if foreign := [name for name in given if name not in known]:
+def _with_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a scoring of images, with defaults. UsageError for a parameter that the data set does not
+    have."""
+    source = arguments.get("data", "")
+    declared = parameters.declared("data", source) if source else frozenset()
+    known = {*OF_RUN, "data", "seed", "n", "out", *declared}
+    if foreign := [name for name in arguments if name not in known]:
         where = f"data={source}" if source else "a folder of images without data="
         raise UsageError(f"{where} has no parameter '{foreign[0]}'")
     defaults = {**parameters.content("", "config"), **(parameters.content("data", source) if source else {})}
     defaults |= {"data": source, "batch": metrics.ScoringContext.batch}
-    if "metrics" not in given:
+    if "metrics" not in arguments:
         chosen = parameters.preferred("data", source).get("metrics", "coco")
         defaults |= configuration.values([f"metrics={chosen}"], ["metrics"])
-    cfg = {name: given[name] if name in given else defaults[name] for name in known}
-    return cfg | {name: parameters.in_run(cfg)[name].checked(name, cfg[name]) for name in own}
+    cfg = {name: arguments[name] if name in arguments else defaults[name] for name in known}
+    return cfg | {name: parameters.in_run(cfg)[name].checked(name, cfg[name]) for name in declared}
 
 
 def _default_out(folder: Path) -> Path:
-    """The same folder always gets the same path, so that scoring continues there."""
-    here = folder.resolve()
-    return Path("runs", "evaluate", f"{here.name}-{sha256(str(here), 8)}")
+    """The default folder of the results. The same images always have the same one, so that scoring continues there."""
+    images = folder.resolve()
+    return Path("runs", "evaluate", f"{images.name}-{sha256(str(images), 8)}")
 
 
 @dataclass(frozen=True)
-class _Memory:
-    """The content of `_MEMORY`: the folder of the images, the name of the row, and the parameters of the prompts."""
+class _Metadata:
+    """The content of `_METADATA`: the folder of the images, the id of the row, and the parameters of the prompts."""
 
     pictures: str
     run_id: str
     prompts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _remembered(out: Path) -> _Memory | None:
-    """Of an earlier scoring in `out`; None without one. UsageError for a damaged file."""
-    path = out / _MEMORY
-    found: _Memory | None = read_json(path, _Memory, "choose another out=") if path.exists() else None
-    return found
+def _read_metadata(out: Path) -> _Metadata | None:
+    """The metadata of an earlier scoring in `out`; None if there was none. UsageError for a damaged file."""
+    path = out / _METADATA
+    metadata: _Metadata | None = read_json(path, _Metadata, "choose another out=") if path.exists() else None
+    return metadata
 
 
 def _earlier_prompts(out: Path) -> dict[str, Any]:
-    """The parameters of the prompts of an earlier scoring, if their files are still there."""
-    prompts = dict(earlier.prompts) if (earlier := _remembered(out)) else {}
+    """The parameters of the prompts of an earlier scoring, if their files still exist."""
+    prompts = dict(earlier.prompts) if (earlier := _read_metadata(out)) else {}
     file = prompts.get("prompts")
     return {} if file and not home.expanded(file).is_file() else prompts
 
 
 @contextmanager
 def _opened(out: Path, folder: Path) -> Iterator[str]:
-    """Makes and locks the folder of the results, checks that it belongs to these images, and yields its name."""
+    """Creates and locks the folder of the results, checks that it belongs to these images, and yields the row's id."""
 
-    def checked() -> _Memory | None:
-        earlier = _remembered(out)
+    def checked() -> _Metadata | None:
+        earlier = _read_metadata(out)
         if earlier is None:
             if others := {p.name for p in out.iterdir() if not is_temporary(p)} - {".lock"}:
                 raise UsageError(f"{out} holds {sorted(others)[0]}; choose an empty or a new folder as out=")
@@ -195,64 +196,64 @@ def _opened(out: Path, folder: Path) -> Iterator[str]:
 
 @contextmanager
 def _stop_message(out: Path) -> Iterator[None]:
-    """Ctrl-C ends with a one-sentence message."""
+    """Gives a Ctrl-C a one-sentence message."""
     try:
         yield
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"stopped; the scores so far are cached in {out}, the same command continues there"
+            f"stopped; the scores so far are cached in {out}; the same command continues from them"
         ) from None
 
 
 def _score_images(folder: Path, out: Path, run_id: str, pairs: Pairs, cfg: Mapping[str, Any]) -> Evaluation:
-    """Scores pairs of images and prompts, and writes the row and the scores of each image. Metrics that were asked for
-    earlier join the row, while the images are the same."""
-    files = _KnownFiles(pairs.paths, out / "digests.json")
-    content = fingerprint(sorted(filter(None, files.contents)))
+    """Scores pairs of images and prompts, and writes the row and the scores of each image. The metrics of earlier
+    requests stay in the row as long as the images are the same."""
+    files = _CachedFiles(pairs.paths, out / "digests.json")
+    content = images_fingerprint(sorted(filter(None, files.contents)))
     labelled = [[item.id, item.prompt, item.labels] for item in pairs.items]
     images = ImageSet("method", files, lambda: pairs.items, content, sha256(json.dumps(labelled), 16))
     earlier = _earlier_lines(ScoreJournal(out / "scores.jsonl"), content)
     context = metrics.scoring_context(cfg)
     names = joined([*earlier], cfg["metrics"])
     unpaired = [name for name in names if not cfg["data"] and metrics.metric(name, context).reads_prompt]
-    wanted = {name: basis(name, context) for name in names if name not in unpaired}
+    wanted = {name: metric_fingerprint(name, context) for name in names if name not in unpaired}
     scoring = Scoring(cfg, wanted, out, cfg["device"], cfg["batch"])
     try:
         scored = scoring.score(images)
-        for i, digest in enumerate(files.digests):  # of those that were not read, but for one that cannot be
+        for i, digest in enumerate(files.digests):  # of images that no metric read
             if digest is None and files.contents[i]:
-                _ = files[i]  # keeps its digest
-    finally:  # stopped, too
+                _ = files[i]  # stores its digest
+    finally:  # also after a Ctrl-C
         files.write()
     lines = [scored.get(name) or earlier[name] for name in names]
     row = _row(folder, run_id, pairs, files, cfg, lines)
-    each = _per_image(pairs, files, scored, context, scoring.cache)
-    lines_of_images = (dict(zip(each, cells, strict=True)) for cells in zip(*each.values(), strict=True))
-    write_atomically(out / "pictures.csv", csv_text(each, lines_of_images).encode())
+    columns = _per_image(pairs, files, scored, context, scoring.cache)
+    image_rows = (dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True))
+    write_atomically(out / "pictures.csv", csv_text(columns, image_rows).encode())
     write_atomically(out / "row.csv", to_csv([row]).encode())
     return Evaluation(f"{folder}: {len(files)} images", _columns(names), row, [out / "row.csv", out / "pictures.csv"])
 
 
-class _KnownFiles(ImageFiles):
-    """What is known of each image stays in the file `memory`, by the SHA-256 of the image's own file, so that an image
-    is decoded only to be scored.
+class _CachedFiles(ImageFiles):
+    """Image files whose digests, sizes and contrasts are cached in the file `cache`, by the SHA-256 of each file, so
+    that an image is decoded only to be scored.
 
-    digests, sizes (H, W), contrasts: of each image; None where it was never read. contents: the SHA-256 of each file;
-    None where it cannot be read, which is reported when it is scored.
+    digests, sizes (H, W), contrasts: of each image; None if it was never read. contents: the SHA-256 of each file; None
+    if it cannot be read, which is reported when it is scored.
     """
 
-    def __init__(self, paths: Sequence[Path], memory: Path) -> None:
+    def __init__(self, paths: Sequence[Path], cache: Path) -> None:
         super().__init__(paths)
-        self._memory = memory
+        self._cache = cache
         self.contents = [_content(path) for path in paths]
         self.digests: list[str | None] = [None] * len(paths)
         self.sizes: list[tuple[int, int] | None] = [None] * len(paths)
         self.contrasts: list[int | None] = [None] * len(paths)
-        known: Any = None
-        with suppress(OSError, ValueError, RecursionError):  # absent or damaged: the images are read again
-            known = json.loads(memory.read_text(encoding="utf-8"))
+        cached: Any = None
+        with suppress(OSError, ValueError, RecursionError):  # missing or damaged: the images are read again
+            cached = json.loads(cache.read_text(encoding="utf-8"))
         for i, content in enumerate(self.contents):
-            match known.get(content) if isinstance(known, dict) else None:
+            match cached.get(content) if isinstance(cached, dict) else None:
                 case [str(digest), int(height), int(width), int(contrast)]:
                     self.digests[i], self.sizes[i], self.contrasts[i] = digest, (height, width), contrast
 
@@ -263,10 +264,10 @@ class _KnownFiles(ImageFiles):
         return image
 
     def write(self) -> None:
-        """Writes those of these images alone, so that the file does not grow beyond the folder."""
+        """Writes the cache. It contains these images alone, so that it does not grow beyond the folder."""
         rows = zip(self.contents, self.digests, self.sizes, self.contrasts, strict=True)
-        found = {content: [digest, *size, most] for content, digest, size, most in rows if content and digest and size}
-        write_atomically(self._memory, json.dumps(found).encode())
+        cached = {content: [digest, *size, most] for content, digest, size, most in rows if content and digest and size}
+        write_atomically(self._cache, json.dumps(cached).encode())
 
 
 def _content(path: Path) -> str | None:
@@ -281,20 +282,20 @@ def _columns(names: Iterable[str]) -> list[str]:
 
 
 def _earlier_lines(journal: ScoreJournal, images: str) -> dict[str, ScoreLine]:
-    """The newest measured line of each metric of these images; of metrics of one column, the newest one's."""
-    found: dict[str, ScoreLine] = {}
+    """The newest measured line of each metric on these images. Of metrics that fill the same column, the newest one."""
+    lines: dict[str, ScoreLine] = {}
     for line in journal:
         if line.is_measured and line.images == images and line.metric in parameters.single_metrics():
-            kept = joined([*found], [line.metric])
-            found = {name: found[name] for name in kept if name in found} | {line.metric: line}
-    return found
+            kept = joined([*lines], [line.metric])
+            lines = {name: lines[name] for name in kept if name in lines} | {line.metric: line}
+    return lines
 
 
 def _row(
     folder: Path,
     run_id: str,
     pairs: Pairs,
-    files: _KnownFiles,
+    files: _CachedFiles,
     cfg: Mapping[str, Any],
     lines: Sequence[ScoreLine],
 ) -> dict[str, Any]:
@@ -308,8 +309,8 @@ def _row(
     used = {*(label for line in lines for label in line.plugins), *parameters.plugins_of({"data": cfg["data"]})}
     row["plugins"] = "; ".join(sorted(used)) or None
     if source := cfg["data"]:
-        own = ("data", *parameters.declared("data", source))
-        row |= {name: cfg[name] for name in own if name in COLUMNS}
+        names = ("data", *parameters.declared("data", source))
+        row |= {name: cfg[name] for name in names if name in COLUMNS}
     if any(item.id for item in pairs.items):
         row["prompts_hash"] = data.prompts_hash(pairs.items)
     sides = {side for size in files.sizes for side in (size or (None,))}
@@ -328,12 +329,12 @@ def _row(
 
 def _per_image(
     pairs: Pairs,
-    files: _KnownFiles,
+    files: _CachedFiles,
     scored: Mapping[str, ScoreLine],
     context: metrics.ScoringContext,
     cache: metrics.Outputs,
 ) -> dict[str, Sequence[object]]:
-    """Column -> cells, one line per image: its file, id, prompt, and its score by each metric that is a mean over
+    """Column -> cells, with one cell per image: its file, id, prompt, and its score by each metric that is a mean over
     images."""
     table: dict[str, Sequence[object]] = {
         "file": [path.name for path in files.paths],
@@ -343,11 +344,11 @@ def _per_image(
     for name, line in scored.items():
         if not line.is_measured or name not in cache.scorers:
             continue
-        one = metrics.metric(name, context)
+        metric = metrics.metric(name, context)
         keys = [
-            metrics.image_key(digest or "", item.prompt if one.reads_prompt else None)
+            metrics.image_key(digest or "", item.prompt if metric.reads_prompt else None)
             for digest, item in zip(files.digests, pairs.items, strict=True)
         ]
-        if (values := one.per_image(cache.of(name, keys))) is not None:
+        if (values := metric.per_image(cache.of(name, keys))) is not None:
             table[name] = values.tolist()
     return table

@@ -1,4 +1,4 @@
-"""Decodes the prompts of a run that have no record yet, and records every image and every event."""
+"""Decodes the prompts of a run that have no record yet, and records every image and every other event."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class Execution:
 
         Raises RunError if some failed, and KeyboardInterrupt if the user stopped the run.
         """
-        journals = {journal is records.vanilla: journal for journal in records.journals}  # of vanilla: True
+        journals = {journal is records.vanilla: journal for journal in records.journals}  # the key of vanilla is True
         with self._executor(items) as executor, stop_on_interrupt() as stop:
             timed = executor if isinstance(executor, Worker) and executor.is_timed else None
             if timed is not None and records.vanilla is not None:
-                # An image of which an interruption left one half is completed alone, and is no pair.
+                # Where an interruption left one image of a pair, the loop below completes it alone.
                 left = [item for item in items if not any(item.index in journal for journal in records.journals)]
                 self._record(timed.decode_pairs(left, stop), journals, len(left), len(items), stop)
             for baseline, journal in journals.items():
@@ -69,7 +69,7 @@ class Execution:
                 self._measure_further(timed, records, items, stop)
         if self._failed:
             raise RunError(
-                f"{self._failed} images could not be decoded, see {self.folder.failures}; the others are done. The"
+                f"{self._failed} images could not be decoded (see {self.folder.failures}); the others are done. The"
                 " same command tries them again"
             )
 
@@ -89,25 +89,25 @@ class Execution:
                 yield workers
             return
         say(f"loading {self.cfg['model']}")
-        one = Worker(self.cfg, self.loader)
-        say(f"loaded in {one.joined.session['loaded_s']:.1f} s")
-        self._join(one.joined)
-        yield one
+        worker = Worker(self.cfg, self.loader)
+        say(f"loaded in {worker.joined.session['loaded_s']:.1f} s")
+        self._join(worker.joined)
+        yield worker
 
     def _measure_further(
         self, worker: Worker, records: RunRecords, items: Sequence[data.Item], stop: Callable[[], bool]
     ) -> None:
-        """While the timing does not hold, further pairs of the first images, a quarter of them at a time and each once
-        more at most. Only their seconds are kept."""
-        left, size = list(items), 2 * int(self.cfg["batch"])
+        """Decodes pairs again while the timing is unsteady: a quarter of the images at a time, from the first image
+        on, each at most once more. Only their seconds are recorded."""
+        remaining, size = list(items), 2 * int(self.cfg["batch"])
         size *= -(-len(items) // (4 * size))
-        method, vanilla = records.both
-        while left and vanilla is not None and timing.is_unsteady(method, vanilla, records.again.lines):
-            say(f"the speed-up in seconds is not steady: decoding {len(left[:size])} images of each side again")
-            for event in chain.from_iterable(worker.decode_pairs(left[:size], stop)):
+        method, vanilla = records.wanted_records
+        while remaining and vanilla is not None and timing.is_unsteady(method, vanilla, records.again.lines):
+            say(f"the speed-up in seconds is not steady: decoding {len(remaining[:size])} images of each side again")
+            for event in chain.from_iterable(worker.decode_pairs(remaining[:size], stop)):
                 if isinstance(event, Image):
-                    records.again.add(replace(event.record, **self._known(event)))
-            left = left[size:]
+                    records.again.add(replace(event.record, **self._extra_fields(event)))
+            remaining = remaining[size:]
             if stop():
                 raise KeyboardInterrupt
 
@@ -119,46 +119,50 @@ class Execution:
         count: int,
         stop: Callable[[], bool],
     ) -> None:
-        """Records events as they come. journals: of the method (False), of vanilla (True), or of both; `left` of
+        """Records events as they arrive. journals: of the method (key False), of vanilla (True), or of both; `left` of
         `count` prompts have no image yet. Raises KeyboardInterrupt if the user stopped the run."""
         if not left:
             return
-        title, each = " and ".join(map(self._label, journals)), len(journals)
+        title, per_prompt = " and ".join(map(self._label, journals)), len(journals)
         # Without a terminal, an occasional line shows that the run is alive.
         interval = 0.2 if sys.stderr.isatty() else 20.0
         with tqdm(
-            total=each * count, initial=each * (count - left), desc=title, unit="image", mininterval=interval
+            total=per_prompt * count,
+            initial=per_prompt * (count - left),
+            desc=title,
+            unit="image",
+            mininterval=interval,
         ) as bar:
             for events in decoded:
                 for event in events:
                     if isinstance(event, Image):
-                        record = replace(event.record, **self._known(event))
+                        record = replace(event.record, **self._extra_fields(event))
                         journals[event.baseline].add(record, event.pixels)
                         how = f"{record.steps} steps, " if record.request_s is None else ""
                         LOG.info("%s: %s in %s%.3f s", self._label(event.baseline), record.image, how, record.decode_s)
                         bar.update()
                     else:
-                        self._note(event)
+                        self._handle_other(event)
         if stop():
             raise KeyboardInterrupt
 
-    def _known(self, image: Image) -> dict[str, Any]:
-        """What this process knows of an image: the configuration, and how often earlier starts failed at it."""
-        found: dict[str, Any] = {"config": self._hashes[image.baseline]}
+    def _extra_fields(self, image: Image) -> dict[str, Any]:
+        """The fields of a record that this process adds: the configuration, and how often earlier starts failed."""
+        fields: dict[str, Any] = {"config": self._hashes[image.baseline]}
         if image.record.request_s is not None:
-            found["failed"] = self._failed_before[self._label(image.baseline), image.record.index]
-        return found
+            fields["failed"] = self._failed_before[self._label(image.baseline), image.record.index]
+        return fields
 
     def _label(self, baseline: bool) -> str:
         return "vanilla" if baseline else str(self.cfg["method"])
 
-    def _note(self, event: Event) -> None:
-        """Records and prints the other events of decoding."""
+    def _handle_other(self, event: Event) -> None:
+        """Records and prints every event except an image."""
         if isinstance(event, Joined):
             self._join(event)
         elif isinstance(event, Shrunk):
             smallest = self.folder.metadata().smallest_batch or event.batch
-            self.folder.remember(smallest_batch=min(event.batch, smallest))
+            self.folder.update_metadata(smallest_batch=min(event.batch, smallest))
             warn(f"out of memory: continuing in batches of {event.batch}")
         elif isinstance(event, Failure):
             self._failed += 1
@@ -167,29 +171,29 @@ class Execution:
             append_line(self.folder.failures, json.dumps(entry).encode() + b"\n")
             warn(f"{label}: image {indices.label(event.index)} failed: {event.reason}")
         elif isinstance(event, Died):
-            warn(f"{event.reason}; its images go to another one")
+            warn(f"{event.reason}; another worker decodes its images")
 
     def _join(self, joined: Joined) -> None:
-        """Records a decoding process in run.json. Raises UsageError if its weights or device differ from those of
-        earlier processes."""
+        """Records a decoding process in run.json. Raises UsageError if its weights or device differ from an
+        earlier process's."""
         for name in ("weights", "device"):
             self.folder.check_same(name, joined.session[name])
         entries: dict[str, Any] = {"sessions": {**self.folder.metadata().sessions, joined.name: joined.session}}
         if not self._announced:
-            entries["begun"] = time.time()  # of the latest start, from which `specbench status` computes the speed
+            entries["begun"] = time.time()  # of the latest start; `specbench status` computes the speed from it
             self._announced = True
             self._announce(joined.session)
-        self.folder.remember(**entries)
+        self.folder.update_metadata(**entries)
         LOG.info("session %s: %s", joined.name, json.dumps(joined.session))
 
     def _announce(self, session: Mapping[str, Any]) -> None:
-        """Prints the disk space that the missing images will take, before the first one is decoded."""
+        """Prints the disk space that the missing images need, before the first one is decoded."""
         passes = ("images", "baseline") if self.cfg.wants_baseline else ("images",)
         count = len(passes) * self.cfg.images
         left = count - sum(1 for p in passes for _ in (self.folder.path / p).glob("*.png"))
-        if session["resolution"] is None:  # the server's to know
+        if session["resolution"] is None:  # only the server knows it
             return
-        # An image takes no more than its pixels, a record a few bytes per token.
+        # An image needs at most the size of its pixels, a record a few bytes per token.
         most = left * (3 * session["resolution"] ** 2 + 12 * session["tokens"] + 2000)
         free = shutil.disk_usage(self.folder.path).free
         text = (

@@ -26,7 +26,7 @@ from specbench.rows.provenance import MAY_CHANGE, RunMetadata, decoding_hash
 from specbench.rows.scores import ScoreJournal
 from specbench.storage.files import check_regular, content, is_temporary, locked, sha256, write_atomically
 
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)  # errors that no other argument can fix
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)  # errors that no argument can fix
 
 
 def new_folder(now: float | None = None) -> Path:
@@ -36,8 +36,8 @@ def new_folder(now: float | None = None) -> Path:
 
 @dataclass(frozen=True)
 class RunRecords:
-    """The records of the method, and of the baseline if the run wants one; wanted: numbers of the run's images; again:
-    images of both that were decoded again for their seconds."""
+    """The records of a run: of the method and, if the run wants one, of the baseline. wanted: numbers of the run's
+    images; again: images of both passes that were decoded a second time, for their seconds."""
 
     method: Journal
     vanilla: Journal | None
@@ -53,9 +53,10 @@ class RunRecords:
         return not any(journal.missing(self.wanted) for journal in self.journals)
 
     @property
-    def both(self) -> tuple[list[Record], list[Record] | None]:
-        """The records of the run's images: of the method, and of the baseline where it is wanted."""
-        return self.method.of(self.wanted), None if self.vanilla is None else self.vanilla.of(self.wanted)
+    def wanted_records(self) -> tuple[list[Record], list[Record] | None]:
+        """The records of the run's images: of the method, and of the baseline if the run wants one."""
+        vanilla = None if self.vanilla is None else self.vanilla.records_of(self.wanted)
+        return self.method.records_of(self.wanted), vanilla
 
     @property
     def progress(self) -> str:
@@ -64,7 +65,7 @@ class RunRecords:
         return " and ".join(f"{text} {what}" for text, what in zip(done, ("images", "baseline images")))
 
     def check_prompts(self, items: Sequence[data.Item]) -> None:
-        """Raises UsageError if an image was decoded for another prompt."""
+        """Raises UsageError if an image was decoded from another prompt."""
         for journal in self.journals:
             for item in items:
                 record = journal.records.get(item.index)
@@ -92,7 +93,7 @@ class RunFolder:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Makes the folder, locks it against a second process, and logs into it."""
+        """Creates the folder, locks it against a second process, and logs into it."""
         with locked(self.path, self._check_ours):
             try:
                 with logging_to(self.path / "run.log"):
@@ -100,27 +101,27 @@ class RunFolder:
             except OSError as e:
                 if why := self.disk_fault(e):
                     raise RunError(
-                        f"cannot write into {self} any more ({why}); every recorded image is safe. Fix that, then"
+                        f"cannot write into {self} any more ({why}); every recorded image is safe. Repair that, then"
                         f" continue with: specbench resume {shlex.quote(str(self))}"
                     ) from None
                 raise
 
     def _check_ours(self) -> None:
-        """UsageError for a folder that holds other things, or a link out of it."""
+        """UsageError if the folder contains other files, or a link out of it."""
         check_regular(self.path, {path.name for path in vars(self).values() if path != self.path} | {"run.log"})
         if self.config.exists():
             return
         if self.records.exists():
             raise UsageError(
-                f"{self} has records of a run but lacks {self.config.name}: restore it, or choose another out="
+                f"{self} has records of a run but no {self.config.name}: restore the file, or choose another out="
             )
-        # Files that a process killed before it wrote config.yaml can leave.
+        # A process that was killed before it wrote config.yaml can leave these files.
         others = {p.name for p in self.path.iterdir() if not is_temporary(p)} - {".lock", "run.log", "run.json"}
         if others:
             raise UsageError(f"{self} holds {sorted(others)[0]} but no run; choose an empty or a new folder as out=")
 
     def disk_fault(self, error: Exception) -> str:
-        """The fault of the disk, or of the folder on it; empty for other errors."""
+        """The fault of the disk, or of the folder on it; "" for other errors."""
         if not isinstance(error, OSError):
             return ""
         if not self.path.is_dir():
@@ -130,70 +131,72 @@ class RunFolder:
     # --- configuration ------------------------------------------------------------------------------------------------
 
     def compare_config(self, config: RunConfig) -> None:
-        """UsageError if the configuration in the folder differs in a parameter that must not change, or its file was
-        changed."""
+        """UsageError if the configuration in the folder differs in a parameter that must not change, or if its file was
+        edited."""
         if not self.config.exists():
             return
-        theirs = variants.of_older(self.read_config())
-        names = dict.fromkeys([*config, *theirs])
-        different = [name for name in names if name not in MAY_CHANGE and config.get(name) != theirs.get(name)]
+        stored = variants.of_older(self.read_config())
+        names = dict.fromkeys([*config, *stored])
+        different = [name for name in names if name not in MAY_CHANGE and config.get(name) != stored.get(name)]
         if different:
             shown = different[:3]
             raise UsageError(
-                f"{self} holds a run with {_values(theirs, shown)}, not {_values(config, shown)}; choose another out=,"
-                " or give the parameters in its config.yaml to continue it"
+                f"{self} holds a run with {_values(stored, shown)}, not {_values(config, shown)}; choose another out=,"
+                " or use the parameters in its config.yaml to continue it"
             )
 
     def read_config(self) -> dict[str, Any]:
-        """The content of config.yaml. UsageError where it cannot be read, or is not as a run wrote it."""
+        """The content of config.yaml. UsageError if it cannot be read, or was edited after the run wrote it."""
         try:
             text = content(self.config)
-            found = OmegaConf.to_container(OmegaConf.create(text.decode()))
-            assert isinstance(found, dict)
+            values = OmegaConf.to_container(OmegaConf.create(text.decode()))
+            assert isinstance(values, dict)
         except Exception:
-            there = self.config.exists()
-            raise UsageError(f"cannot read {self.config}" if there else f"{self} holds no run") from None
+            exists = self.config.exists()
+            raise UsageError(f"cannot read {self.config}" if exists else f"{self} holds no run") from None
         known = self.metadata().config if self.metadata_file.exists() else ()
         if known and sha256(text, 16) not in known:
             raise UsageError(
                 f"{self.config} was changed since the run wrote it (or {self.metadata_file.name} was): restore it, or"
                 " start a run with other parameters in another out="
             )
-        return {str(name): value for name, value in found.items()}
+        return {str(name): value for name, value in values.items()}
 
     def write_config(self, config: RunConfig) -> None:
-        """Writes a configuration. Its digest is in run.json before and after, so that a kill leaves a readable
-        folder."""
+        """Writes a configuration. run.json lists its digest before and after, so that a kill in between leaves a
+        readable folder."""
         values = config.plain()
         values.pop("out", None)
         text = OmegaConf.to_yaml(OmegaConf.create(values)).encode()
         digest, metadata = sha256(text, 16), self.metadata()
         if metadata.config == (digest,) and self.config.exists():
             return
-        self.remember(config=(*metadata.config[-1:], digest))
+        self.update_metadata(config=(*metadata.config[-1:], digest))
         write_atomically(self.config, text)
-        self.remember(config=(digest,))
+        self.update_metadata(config=(digest,))
 
     # --- metadata -----------------------------------------------------------------------------------------------------
 
     def metadata(self) -> RunMetadata:
-        """The content of run.json, or that of a new run."""
+        """The content of run.json; for a new run, its initial content."""
         return RunMetadata.read(self.metadata_file) if self.metadata_file.exists() else RunMetadata.new()
 
-    def remember(self, **values: Any) -> None:
+    def update_metadata(self, **values: Any) -> None:
         """Writes values into run.json."""
         self.metadata().changed(**values).write(self.metadata_file)
 
-    def check_same(self, name: str, mine: str) -> None:
-        """Raises UsageError if an earlier process decoded with another one, of weights or devices."""
-        for other in self.metadata().sessions.values():
-            if other.get(name) != mine:
-                raise UsageError(f"{self} was started with {name} {other.get(name)}, not {mine}: choose another out=")
+    def check_same(self, name: str, value: str) -> None:
+        """Raises UsageError if an earlier process decoded with another value; name: "weights" or "device"."""
+        for session in self.metadata().sessions.values():
+            if session.get(name) != value:
+                raise UsageError(
+                    f"{self} was started with {name} {session.get(name)}, not {value}: choose another out="
+                )
 
     # --- journals -----------------------------------------------------------------------------------------------------
 
     def open_records(self, config: RunConfig) -> RunRecords:
-        """The records of a configuration. UsageError for one that was decoded with another."""
+        """The records of a configuration. UsageError if one was decoded with another configuration."""
         method, vanilla = Journal(self.records), None
         _check_fit(method, decoding_hash(config))
         if config.wants_baseline:
@@ -205,20 +208,20 @@ class RunFolder:
         return ScoreJournal(self.scores)
 
     def read_failures(self) -> list[dict[str, Any]]:
-        """Every image that could not be decoded: time, pass, index, reason; of all processes, in their order."""
+        """All decoding failures of the run, oldest first: time, pass, index and reason."""
         if not self.failures.is_file():
             return []
-        found = []
+        failures = []
         for line in content(self.failures).decode(errors="replace").splitlines():
             try:
                 entry = json.loads(line)
-                found.append(entry | {"pass": str(entry["pass"]), "index": int(entry["index"])})
+                failures.append(entry | {"pass": str(entry["pass"]), "index": int(entry["index"])})
             except (ValueError, TypeError, KeyError, RecursionError):
                 continue  # cut by a kill
-        return found
+        return failures
 
     def write_row(self, row: Mapping[str, Any]) -> bool:
-        """Writes row.csv; whether it was another one before."""
+        """Writes row.csv. Returns whether it changed."""
         text = to_csv([row]).encode()
         if self.row.exists() and content(self.row) == text:
             return False
@@ -227,27 +230,29 @@ class RunFolder:
 
 
 def _check_fit(journal: Journal, config: str) -> None:
-    """UsageError for a record that was not decoded with the configuration of this hash. (Older records have none.)"""
+    """UsageError if a record has another configuration hash. (Older records have no hash.)"""
     for record in journal.records.values():
         if record.config not in (None, config):
             raise UsageError(
                 f"{journal.path}: image {indices.label(record.index)} was decoded with configuration {record.config},"
-                f" and config.yaml next to it is {config}: restore the file, or choose another out="
+                f" but config.yaml next to it is {config}: restore the file, or choose another out="
             )
 
 
 def stored(path: Path) -> RunConfig:
-    """The checked configuration of the run in a folder. Its weights and prompts need not exist. UsageError if there is
-    no configuration, or a bad one."""
+    """The checked configuration of the run in a folder. Its weights and prompts need not exist. UsageError if the
+    configuration is missing or invalid."""
     folder = RunFolder(path)
-    theirs = folder.read_config()
+    values = folder.read_config()
     try:
-        return RunConfig(parameters.validate({**variants.of_older(theirs), "out": None}))
+        return RunConfig(parameters.validate({**variants.of_older(values), "out": None}))
     except UsageError as e:
         labels = [
-            label for one in folder.metadata().sessions.values() for label in str(one.get("plugins") or "").split("; ")
+            label
+            for session in folder.metadata().sessions.values()
+            for label in str(session.get("plugins") or "").split("; ")
         ]
-        raise UsageError(f"{e}{parameters.plugins_lacking(labels)}") from None
+        raise UsageError(f"{e}{parameters.missing_plugins(labels)}") from None
 
 
 def _values(cfg: Mapping[str, Any], names: Sequence[str]) -> str:
@@ -255,7 +260,7 @@ def _values(cfg: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 def current_prompts(config: RunConfig) -> list[data.Item]:
-    """The prompts in their files; none if they have no file, or it is gone."""
+    """The prompts in their files; [] if they have no file, or the file is gone."""
     try:
         return [] if registry.is_drawn(config["data"]) else data.images_of(config)
     except UsageError:
@@ -263,7 +268,7 @@ def current_prompts(config: RunConfig) -> list[data.Item]:
 
 
 def recorded_prompts(records: Sequence[Record], config: RunConfig) -> list[data.Item]:
-    """The prompts from the records of a run, for a data set whose files are gone."""
+    """The prompts from the records of a run, for a data set whose files no longer exist."""
     if registry.is_drawn(config["data"]):
         return data.images_of(config)
     return [data.Item(r.index, r.prompt, None, r.id) for r in records]

@@ -1,4 +1,4 @@
-"""The log of a run and its messages on the screen, and Ctrl-C."""
+"""The log of a run, its messages on the screen, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOG = logging.getLogger("specbench")
 
 
 class _File(logging.handlers.RotatingFileHandler):
-    """The operation that failed reports a full disk, once; log lines do not repeat it."""
+    """A log handler that ignores a full disk: the operation that failed reports it once."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         pass
@@ -48,6 +48,7 @@ def logging_to(path: Path) -> Iterator[None]:
 
 
 def say(text: str) -> None:
+    """Prints a message on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 

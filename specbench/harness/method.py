@@ -23,35 +23,33 @@ from specbench.errors import UsageError
 from specbench.storage import home
 from specbench.storage.files import atomic_path, sha256
 
-_WORTH_KEEPING = 256  # codes
+_WORTH_KEEPING = 256  # codes; the table of a smaller codebook is computed each time
 
 
 def shape_of(cfg: Mapping[str, Any]) -> DraftShape:
-    """The shape of the drafts of a configuration, from its parameters alone. Raises UsageError where they do not go
-    together."""
+    """The shape of a configuration's drafts, computed from its parameters alone. Raises UsageError if they conflict."""
     name = cfg["drafter"]
     module = registry.module("drafter", name)
     if not hasattr(module, "shape"):
         raise UsageError(
-            f"drafter {name} does not say what it drafts: give {module.__file__} a function shape(cfg) that returns a"
-            " specbench.decoding.shape.DraftShape"
+            f"drafter {name} does not declare the shape of its drafts: give {module.__file__} a function shape(cfg)"
+            " that returns a specbench.decoding.shape.DraftShape"
         )
     shape: DraftShape = module.shape(cfg)
     return shape
 
 
 def check(cfg: Mapping[str, Any]) -> None:
-    """Raises UsageError for every fault of a method that needs no weights: a draft that is longer than an image,
-    parameters that do not go together, parts that do not fit each other, and a server that decodes. Builds no drafter
-    and no rule."""
+    """Raises UsageError for every mistake in a method that needs no weights to detect: a draft that is longer than an
+    image, parameters or parts that conflict, and an engine that is a server. Builds no drafter and no rule."""
     if parameters.is_served(cfg):
-        raise UsageError(f"engine={cfg['engine']}: a server decodes, and only specbench run asks it")
+        raise UsageError(f"engine={cfg['engine']}: the server decodes; use it with specbench run only")
     _check_length(cfg)
     shape = shape_of(cfg)
     if (shape.by_rows or shape.lag is not None) and getattr(registry.module("model", cfg["model"]), "GRIDS", 1) > 1:
         raise UsageError(
-            f"drafter {cfg['drafter']} decodes the rows of one grid, and an image of {cfg['model']} is two"
-            " grids, one after the other: use a drafter in raster order, such as drafter=sjd"
+            f"drafter {cfg['drafter']} decodes the rows of one grid, but an image of {cfg['model']} is two grids in"
+            " sequence: use a drafter in raster order, such as drafter=sjd"
         )
     if parameters.is_continuous("model", cfg["model"]):
         rule = continuous.build(cfg)
@@ -76,11 +74,11 @@ def build_method(
     Args:
         cfg: flat parameters.
         model: has a `target`, a `codebook` and the `drafter_network` that the drafter needs.
-        drafter: instead of the configuration's own; sampling: likewise.
+        drafter, sampling: replace the configuration's.
         near: computes tables of neighbours (default: `cached_neighbours`).
 
     Raises:
-        UsageError: parameters or parts do not go together, or weights are missing.
+        UsageError: parameters or parts conflict, or weights are missing.
     """
     target, drafter = model.target, drafter or build_drafter(cfg, model)
     layers = getattr(drafter, "aux_hidden_layers", ())
@@ -88,15 +86,15 @@ def build_method(
         target=target.with_aux_hidden_layers(layers) if layers else target,
         drafter=drafter,
         rule=build_rule(cfg, drafter.shape.height, model.codebook, near, target),
-        sampling=sampling or Sampling.of(cfg),
+        sampling=sampling or Sampling.from_config(cfg),
         verification=build_verification(cfg, drafter.shape),
         emitted_draws=cfg["emitted_draws"],
     )
 
 
 def build_continuous(cfg: Mapping[str, Any], model: Any) -> tuple[ContinuousModel | None, ContinuousRule]:
-    """The drafter and the rule of a configuration on a loaded model with continuous tokens; None: the target draws
-    alone. Raises UsageError as `build_method`."""
+    """The drafter and the rule of a configuration on a loaded model with continuous tokens. Without a drafter (None),
+    the target draws alone. Raises UsageError as `build_method` does."""
     if cfg["drafter"] != "none":
         return registry.find("drafter", cfg["drafter"])(cfg, model), continuous.build(cfg)
     iterations = cfg.get("iterations")
@@ -105,11 +103,11 @@ def build_continuous(cfg: Mapping[str, Any], model: Any) -> tuple[ContinuousMode
 
 
 def build_drafter(cfg: Mapping[str, Any], model: Any) -> Drafter:
-    """The drafter of a configuration, with the network of a loaded model that it needs."""
-    built: Drafter = registry.find("drafter", cfg["drafter"])(cfg, model)
-    if not hasattr(built, "shape"):
+    """The drafter of a configuration, with the network of the loaded model that it needs."""
+    drafter: Drafter = registry.find("drafter", cfg["drafter"])(cfg, model)
+    if not hasattr(drafter, "shape"):
         raise UsageError(f"drafter {cfg['drafter']} has no attribute shape; set it to the DraftShape of shape(cfg)")
-    return built
+    return drafter
 
 
 def build_rule(
@@ -121,41 +119,41 @@ def build_rule(
 ) -> Rule:
     """The rule of a configuration, for drafts of this height and a target with this codebook (see `rules.RuleContext`);
     near: see `build_method`."""
-    embeddings = getattr(target, "embeddings", None)  # tables have none
-    setting = RuleContext(height, codebook, cfg["temperature"] == 0, near or cached_neighbours, embeddings)
-    built: Rule = registry.find("rule", cfg["rule"])(cfg, setting)
-    return built
+    embeddings = getattr(target, "embeddings", None)  # targets that are tables have none
+    context = RuleContext(height, codebook, cfg["temperature"] == 0, near or cached_neighbours, embeddings)
+    rule: Rule = registry.find("rule", cfg["rule"])(cfg, context)
+    return rule
 
 
 def build_verification(cfg: Mapping[str, Any], shape: DraftShape) -> Verification:
-    """The verification of a configuration. Raises UsageError where drafts of this shape do not fit it."""
+    """The verification of a configuration. Raises UsageError if drafts of this shape do not fit it."""
     if shape.skips and cfg["verification"] != "token":
         raise UsageError(
-            f"drafter {cfg['drafter']} commits tokens without verification, which verification={cfg['verification']}"
-            " does not know: use verification=token"
+            f"drafter {cfg['drafter']} commits tokens without verification, and verification={cfg['verification']}"
+            " does not support that: use verification=token"
         )
-    built: Verification = registry.find("verification", cfg["verification"])(cfg, shape)
-    return built
+    verification: Verification = registry.find("verification", cfg["verification"])(cfg, shape)
+    return verification
 
 
 def _check_length(cfg: Mapping[str, Any]) -> None:
     """Raises UsageError for a draft that is longer than an image."""
     module = registry.module("model", cfg["model"])
     tokens = None if cfg.get("reduced") or not hasattr(module, "tokens_of_image") else module.tokens_of_image(cfg)
-    if tokens is None:  # only the weights define it
+    if tokens is None:  # the length depends on the weights
         return
-    found = {name: cfg[name] for name in ("window", "nodes") if name in cfg}
+    lengths = {name: cfg[name] for name in ("window", "nodes") if name in cfg}
     if "tree" in cfg and "window" not in cfg:
-        found["tree"] = len(parse(cfg["tree"]))
-    for name, count in found.items():
+        lengths["tree"] = len(parse(cfg["tree"]))
+    for name, count in lengths.items():
         if count > tokens:
             raise UsageError(
-                f"{name} drafts {count} tokens, and an image of {cfg['model']} has {tokens}: give {tokens} at most"
+                f"{name} drafts {count} tokens, but an image of {cfg['model']} has {tokens}: use at most {tokens}"
             )
 
 
 def cached_neighbours(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor:
-    """`rules.base.neighbours`. The table of a large codebook is read from the cache if it exists there."""
+    """See `rules.base.neighbours`. The table of a large codebook is read from the cache if it exists there."""
     codes = codebook.detach().to("cpu", torch.float32).contiguous()
     if len(codes) < _WORTH_KEEPING:
         return neighbours(codebook, k, proximity)
@@ -164,11 +162,11 @@ def cached_neighbours(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor
     path = home.home() / "neighbours" / f"{digest}-{proximity}-{k}.npy"
     try:
         with path.open("rb") as f:
-            found = np.lib.format.read_array(f, allow_pickle=False)
-        if found.shape == (len(codes), k) and found.dtype == np.int32 and 0 <= found.min() <= found.max() < len(codes):
-            return torch.from_numpy(found).long().to(codebook.device)
+            known = np.lib.format.read_array(f, allow_pickle=False)
+        if known.shape == (len(codes), k) and known.dtype == np.int32 and 0 <= known.min() <= known.max() < len(codes):
+            return torch.from_numpy(known).long().to(codebook.device)
     except (OSError, ValueError):
-        pass  # absent or damaged: computed again
+        pass  # missing or damaged: computed again
     table = neighbours(codebook, k, proximity)
     try:
         with atomic_path(path) as temporary, temporary.open("wb") as f:

@@ -14,7 +14,7 @@ from specbench.errors import UsageError
 
 @dataclass(frozen=True)
 class Pairs:
-    """Images and their items, by index; remark: a note for the row."""
+    """Images and their items, paired by position; remark: a note for the row."""
 
     paths: list[Path]
     items: list[data.Item]
@@ -24,15 +24,16 @@ class Pairs:
 def pair(
     paths: list[Path],
     cfg: Mapping[str, Any],
-    given: Collection[str],
+    requested: Collection[str],
     source: str,
     reading: Sequence[str],
     partial: bool,
 ) -> Pairs:
-    """Pairs images with prompts by name. Leaves them unpaired if no metric reads prompts and the names do not match.
+    """Pairs images with prompts by file name. Leaves them unpaired if no metric reads prompts and the names do not
+    match.
 
     Args:
-        cfg: values of the parameters of the prompts. given: those that the user gave.
+        cfg: values of the parameters of the prompts. requested: the names of the parameters that the user set.
         source: the data set; empty: no prompts.
         reading: the metrics that read prompts.
         partial: prompts without an image are allowed.
@@ -41,30 +42,31 @@ def pair(
     if not source:
         if reading:
             raise UsageError(
-                f"{reading[0]} reads prompts: give prompts=FILE, or data=NAME for those of a data set, or put a file"
+                f"{reading[0]} reads prompts: use prompts=FILE, or data=NAME for a data set, or put a file"
                 " prompts.jsonl (.txt, .csv, ...) into the folder"
             )
         return Pairs(paths, unpaired)
-    n = cfg["n"] if "n" in given else len(paths) if registry.is_drawn(source) else None
+    n = cfg["n"] if "n" in requested else len(paths) if registry.is_drawn(source) else None
     try:
         return _pair_by_name(paths, data.load({**cfg, "n": n}), partial)
     except UsageError as e:
-        if reading or "prompts" in given:
+        if reading or "prompts" in requested:
             raise
         return Pairs(paths, unpaired, f"not paired with prompts, which no metric here reads ({e})")
 
 
 def _pair_by_name(paths: list[Path], items: Sequence[data.Item], partial: bool) -> Pairs:
-    """Each item with the images whose files are named like its id, or like its real image (see `_name`); in the order
-    of the items. An item of several images is there once for each, with the index of that image (see `config.indices`).
+    """Pairs each item with the images whose files have its id, or the name of its real image (see `_name`), in the
+    order of the items. An item with several images appears once for each, with the index of that image (see
+    `config.indices`).
 
-    UsageError naming images without a prompt, prompts without an image and images of the same prompt.
+    UsageError names images without a prompt, prompts without an image, and two images of the same prompt and number.
     """
     known = {item.id: item for item in items}
     for item in items:
         if item.reference:
             known.setdefault(Path(item.reference).stem, item)
-    found: dict[int, dict[int, Path]] = {}
+    matches: dict[int, dict[int, Path]] = {}
     unmatched = []
     for path in paths:
         if path.name == "grid.png" and (path.parent / "samples").is_dir():
@@ -72,28 +74,28 @@ def _pair_by_name(paths: list[Path], items: Sequence[data.Item], partial: bool) 
         name, repeat = _name(path, known)
         if name not in known:
             unmatched.append(path.name)
-        elif (other := found.setdefault(known[name].index, {}).setdefault(repeat, path)) is not path:
+        elif (other := matches.setdefault(known[name].index, {}).setdefault(repeat, path)) is not path:
             raise UsageError(f"{other} and {path} both have the name of prompt {known[name].id}; keep one of them")
-    missing = [item.id for item in items if item.index not in found]
+    missing = [item.id for item in items if item.index not in matches]
     faults = []
     if unmatched:
         faults.append(f"no prompt has the id of {listed(unmatched, 'images')}")
-    if missing and not (partial and found):
+    if missing and not (partial and matches):
         faults.append(f"no image has the name of {listed(missing, 'prompts')}")
     if faults:
         raise UsageError(
             f"{' and '.join(faults)}: name each image by the id of its prompt, and give the prompts of these images"
-            + (" (or partial=true)" if not unmatched and found else "")
+            + (" (or partial=true)" if not unmatched and matches else "")
         )
     remark = f"{len(missing)} of {len(items)} prompts have no image" if missing else ""
-    paired = [(item, some) for item in items for some in sorted(found.get(item.index, {}).items())]
-    made = [replace(item, index=item.index + number * indices.STRIDE) for item, (number, _) in paired]
-    return Pairs([path for _, (_, path) in paired], made, remark)
+    paired = [(item, image) for item in items for image in sorted(matches.get(item.index, {}).items())]
+    numbered = [replace(item, index=item.index + number * indices.STRIDE) for item, (number, _) in paired]
+    return Pairs([path for _, (_, path) in paired], numbered, remark)
 
 
 def _name(path: Path, known: Collection[str]) -> tuple[str, int]:
-    """The id that an image is named by, and the number of the image among those of its prompt: "7.png" or "0007.png",
-    "7-3.png" for its fourth image, and "0007/samples/0003.png" as GenEval's code does."""
+    """The id in the name of an image, and the number of the image of that prompt: "7.png" or "0007.png", "7-3.png" for
+    its fourth image, and "0007/samples/0003.png" as in GenEval's code."""
 
     def plain(name: str) -> str:
         return name if name in known or not name.isdecimal() else str(int(name))

@@ -1,4 +1,4 @@
-"""A model, a drafter and a rule combined: prompts in, tokens and images out. The harness uses nothing below this."""
+"""A model, a drafter and a rule combined: prompts in, tokens and images out. The harness uses no layer below this."""
 
 from __future__ import annotations
 
@@ -32,36 +32,37 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def resolve_device(name: str) -> torch.device:
-    """ "auto" is the GPU where there is one, else the CPU. A numbered GPU becomes the current device of this thread, on
-    which streams, events, recordings and Triton's kernels are made. UsageError where there is no such device."""
+    """The device of `device=`; "auto" is the GPU if one exists, else the CPU. A numbered GPU becomes the current device
+    of this thread, where streams, events, recordings and Triton's kernels are made. UsageError if the device does not
+    exist."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UsageError(f"device={name} needs CUDA, and no CUDA device is visible (use device=cpu or device=auto)")
+        raise UsageError(f"device={name} needs CUDA, but no CUDA device is visible: use device=cpu or device=auto")
     kind, _, number = name.partition(":")
     if kind == "cuda" and number:
         if int(number) >= (count := torch.cuda.device_count()):
-            there = ", ".join(f"cuda:{i}" for i in range(count))
-            raise UsageError(f"device={name} does not exist; the visible CUDA devices are {there}")
+            devices = ", ".join(f"cuda:{i}" for i in range(count))
+            raise UsageError(f"device={name} does not exist; the visible CUDA devices are {devices}")
         torch.cuda.set_device(int(number))
     return torch.device(name)
 
 
 def engine_of(cfg: Mapping[str, Any], device: torch.device) -> Eager | Graphs:
-    """The engine that executes the steps. Raises UsageError where it cannot run here."""
+    """The engine that executes the steps. Raises UsageError if it cannot run on this device."""
     name = cfg["engine"]
     if name == "eager":
         return Eager()
     if device.type != "cuda":
-        raise UsageError(f"engine={name} records CUDA graphs, and the device is {device}; use engine=eager")
+        raise UsageError(f"engine={name} records CUDA graphs, but the device is {device}: use engine=eager")
     check_engine(cfg)
     if name != "graph" and importlib.util.find_spec("triton") is None:
-        raise UsageError(f"engine={name} needs Triton, which comes with PyTorch's CUDA builds; use engine=graph")
+        raise UsageError(f"engine={name} needs Triton, which comes with PyTorch's CUDA builds: use engine=graph")
     return _fused(device) if name == "triton" else Graphs(compiling() if name == "compiled" else None)
 
 
 def _fused(device: torch.device) -> Graphs:
-    """The engine of fused kernels, with the tiles that were tuned for this device, where there are some."""
+    """The engine of fused kernels, with the tiles that were tuned for this device, if any."""
     from specbench.engine.kernels import FusedKernels
     from specbench.engine.kernels.tiles import Tiles
 
@@ -69,22 +70,22 @@ def _fused(device: torch.device) -> Graphs:
 
 
 def check_engine(cfg: Mapping[str, Any]) -> None:
-    """Raises UsageError where an engine cannot execute a model on any device."""
+    """Raises UsageError if the engine cannot execute the model on any device."""
     if cfg["engine"] not in ("compiled", "triton"):
         return
     if parameters.is_continuous("model", cfg["model"]):
         raise UsageError(
-            f"engine={cfg['engine']} needs discrete tokens, and {cfg['model']} has continuous tokens; use engine=graph"
+            f"engine={cfg['engine']} needs discrete tokens, but {cfg['model']} has continuous tokens: use engine=graph"
         )
     if parameters.kind("model", cfg["model"]) == "ordered":
         raise UsageError(
-            f"engine={cfg['engine']} has the blocks of models in raster order, and {cfg['model']} has others; use"
+            f"engine={cfg['engine']} supports models in raster order only, and {cfg['model']} has another order: use"
             " engine=graph"
         )
 
 
 def load_model(cfg: Mapping[str, Any]) -> tuple[torch.device, Any]:
-    """The device and the loaded model of a configuration, without drafter."""
+    """The device and the loaded model of a configuration, without its drafter."""
     device = resolve_device(cfg["device"])
     check_choice("dtype", cfg["dtype"], tuple(DTYPES))
     return device, registry.find("model", cfg["model"])(cfg, device, DTYPES[cfg["dtype"]])
@@ -92,8 +93,11 @@ def load_model(cfg: Mapping[str, Any]) -> tuple[torch.device, Any]:
 
 @dataclass
 class Finished:
-    """Finished images: their prompt indices, their decoded batch, seconds of text encoding since the previous ones, and
-    how many images were decoded at once."""
+    """Finished images.
+
+    which: their positions among the prompts; decoded: their batch; text_s: seconds of text encoding since the previous
+    ones; batch: how many images were decoded together.
+    """
 
     which: list[int]
     decoded: Decoded[Any]
@@ -108,18 +112,18 @@ def in_batches(
     batch: int,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Finished]:
-    """Decodes one batch after the other until `stop` returns true; keys: (seed, prompt index) of each prompt."""
+    """Decodes one batch after another until `stop` returns true; keys: (seed, prompt index) of each prompt."""
     for first in range(0, len(prompts), batch):
         if stop():
             return
-        some = slice(first, first + batch)
+        part = slice(first, first + batch)
         pipeline.synchronize()
         before = time.perf_counter()
-        conditioning = pipeline.encode(list(prompts[some]))
+        conditioning = pipeline.encode(list(prompts[part]))
         pipeline.synchronize()
         text_s = time.perf_counter() - before
-        decoded = pipeline.decode(conditioning, list(keys[some]))
-        which = list(range(len(prompts))[some])
+        decoded = pipeline.decode(conditioning, list(keys[part]))
+        which = list(range(len(prompts))[part])
         yield Finished(which, decoded, text_s, len(which))
 
 
@@ -151,25 +155,25 @@ class BasePipeline(ABC):
 
     @abstractmethod
     def images(self, conditioning: Any, rng: RandomStreams) -> BatchDecoding:
-        """One image per row of `rng`, for decoding step by step."""
+        """A decoding with one image per row of `rng`, to be executed step by step."""
 
     @abstractmethod
     def decode(self, conditioning: Any, keys: list[tuple[int, int]]) -> Decoded[Any]:
-        """One image per (seed, prompt index) in `keys`; conditioning of as many prompts."""
+        """Decodes one image per (seed, prompt index) in `keys`; conditioning: of as many prompts."""
 
     @abstractmethod
     def vanilla(self) -> BasePipeline:
-        """The same loaded target with the empty draft: the baseline, on an engine of the same kind."""
+        """The baseline: the same loaded target without a draft, on an engine of the same kind."""
 
     @property
     @abstractmethod
     def passes(self) -> int:
-        """Forward passes of a drafter network in a step."""
+        """Forward passes of a drafter network in each step."""
 
     @property
     @abstractmethod
     def uneven(self) -> bool:
-        """Whether images can differ in their number of steps."""
+        """Whether images can need different numbers of steps."""
 
     @property
     def stepper(self) -> Eager | Graphs:
@@ -183,25 +187,27 @@ class BasePipeline(ABC):
         batch: int,
         stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[Finished]:
-        """Decodes one image per prompt, `batch` at a time, and yields them in the order in which they finish; keys:
-        (seed, prompt index) of each. Where images are uneven, a finished row takes the next one. After `stop` returns
-        true, no image is started, and those in progress are finished."""
+        """Decodes one image per prompt, `batch` at a time, and yields the images in the order in which they finish.
+
+        If images are uneven, the next image starts as soon as a row of the batch is finished. After `stop` returns
+        true, no image is started, and the images in progress are finished. keys: (seed, prompt index) of each prompt.
+        """
         if batch == 1 or not self.uneven:
             yield from in_batches(self, prompts, keys, batch, stop)
             return
         spent = 0.0
 
-        def encode(some: list[int]) -> Any:
+        def encode(which: list[int]) -> Any:
             nonlocal spent
             self.synchronize()
             before = time.perf_counter()
-            conditioning = self.encode([prompts[i] for i in some])
+            conditioning = self.encode([prompts[i] for i in which])
             self.synchronize()
             spent += time.perf_counter() - before
             return conditioning
 
-        def rng(some: list[int]) -> RandomStreams:
-            return RandomStreams([keys[i] for i in some], self.device)
+        def rng(which: list[int]) -> RandomStreams:
+            return RandomStreams([keys[i] for i in which], self.device)
 
         images = decode_stream(self.images, encode, rng, len(prompts), batch, self.stepper, stop)
         while True:
@@ -218,7 +224,7 @@ class BasePipeline(ABC):
 
     def codes(self, tokens: Tensor) -> np.ndarray | None:
         """The codes (B, rows, columns) of images as the pixel tokenizer numbers them, without the tokens between them;
-        None where tokens are no codes, or where the model does not say which are."""
+        None if tokens are not codes, or if the model does not define the codes."""
         return None
 
     def synchronize(self) -> None:
@@ -236,12 +242,12 @@ class Pipeline(BasePipeline):
 
     @classmethod
     def load(cls, cfg: Mapping[str, Any]) -> Pipeline | ContinuousPipeline:
-        """From flat parameters: model, weights, device, dtype, drafter, rule, and the parameters that those declare."""
+        """Loads a pipeline from flat parameters: model, weights, device, dtype, drafter, rule and their parameters."""
         return cls.assemble(cfg, *load_model(cfg))
 
     @classmethod
     def assemble(cls, cfg: Mapping[str, Any], device: torch.device, model: Any) -> Pipeline | ContinuousPipeline:
-        """With a loaded model."""
+        """Combines a loaded model with the method of a configuration."""
         if parameters.is_continuous("model", cfg["model"]):
             drafter, rule = build_continuous(cfg, model)
             weights, engine = registry.weights_label(cfg), engine_of(cfg, device)
@@ -258,7 +264,7 @@ class Pipeline(BasePipeline):
         return self._of(DecoderConfig(self.model.target, NoDraft(singly=True), exact(), sampling, emitted_draws=draws))
 
     def overridden(self, override: Override) -> Pipeline:
-        """The same pipeline with verdicts that override the rule's; what it emits is not measured."""
+        """The same pipeline with an override of the rule's decisions; does not measure the emitted distribution."""
         return self._of(replace(self.config, override=override, emitted_draws=0))
 
     def _of(self, config: DecoderConfig) -> Pipeline:
@@ -269,11 +275,10 @@ class Pipeline(BasePipeline):
             return decode(self.config, conditioning, RandomStreams(keys, self.device), self.engine)
 
     def images(self, conditioning: Any, rng: RandomStreams, clock: Clock | None = None) -> Decoding:
-        """`clock` as of `Decoding`."""
         return Decoding(self.config, conditioning, rng, clock, self.engine.kernels)
 
     def codes(self, tokens: Tensor) -> np.ndarray | None:
-        code_grid = getattr(self.model, "code_grid", None)  # which a plug-in's model may do without
+        code_grid = getattr(self.model, "code_grid", None)  # optional in a plug-in's model
         return None if code_grid is None else code_grid(tokens).cpu().numpy()
 
     @property
@@ -315,13 +320,13 @@ class ContinuousPipeline(BasePipeline):
 
     @property
     def stepper(self) -> Eager:
-        """The host runs a pass, the engine its trajectories."""
+        """The host runs each pass, and the engine only the trajectories in it."""
         return Eager()
 
     def decode(
         self, conditioning: Any, keys: list[tuple[int, int]], clock: Clock | None = None
     ) -> Decoded[continuous.ContinuousTrace]:
-        """`clock` as in `continuous.decode`."""
+        """clock: see `continuous.decode`."""
         rng, target = RandomStreams(keys, self.device), self.model.target
         with _naming(self.name):
             return continuous.decode(

@@ -1,4 +1,4 @@
-"""Runs that are wanted, started or not, such as the runs of a grid, a suite or a table; and how they are executed."""
+"""Planned runs, such as the runs of a grid, a suite or a table, started or not, and their execution."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, str]
 Work = Callable[[Any], Mapping[str, Any]]  # a run -> its row
-#: Of `PlannedRun.needs`: seconds, if the run measures them; what it emits, if it computes that.
+#: In `PlannedRun.needs`: seconds, if the run measures them; the emitted divergence, if the run computes it.
 SECONDS, EMITTED = "timing", "emitted_kl"
-_DIED = "a process died, probably for lack of memory: use fewer --jobs; the same command continues where it stopped"
+_DIED = "a process died, probably because memory ran out: use fewer --jobs; the same command continues where it stopped"
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run: its configuration, its folder, and its row where one exists.
+    """A planned run: its configuration, its folder, and its row if one exists.
 
     key, label: of its line in a table. overrides: the arguments that compose the configuration. rows_of: the command
-    that makes its row, `run`, `bench` or `probe`. weights: the label of those that it would load now; None: not known
-    without loading them. needs: columns without which a row is not its row. row: its cells as text. asked: whether its
-    metrics were asked for by name.
+    that makes its row, `run`, `bench` or `probe`. weights: the label of the weights that it would load now; None: not
+    known before they are loaded. needs: columns that its row must have. row: its cells as text. asked: whether its
+    metrics were requested by name.
     """
 
     folder: Path
@@ -55,7 +55,7 @@ class PlannedRun:
 
     @property
     def command(self) -> str:
-        """The command line of the run."""
+        """The command line that starts the run."""
         more = ["bench.images=0"] if self.rows_of == "bench" else []
         return f"specbench {self.rows_of} {shlex.join([*self.overrides, *more])}"
 
@@ -65,18 +65,18 @@ class PlannedRun:
 
     @property
     def timed(self) -> bool:
-        """Whether it measures seconds, which other processes would change."""
+        """Whether it measures seconds, which other processes would disturb."""
         from specbench.rows import timing
 
         return self.rows_of == "bench" or (self.rows_of == "run" and timing.is_timed(self.config))
 
     def fits(self, row: Row) -> bool:
-        """Whether `row` is of such a run, and has what is needed."""
+        """Whether `row` belongs to this run and has all that `needs` names."""
         same = row.get("config_hash") == self.config_hash and self.weights in (None, row.get("weights"))
-        return same and not any(self._lacks(row, name) for name in self.needs)
+        return same and not any(self._is_missing(row, name) for name in self.needs)
 
-    def _lacks(self, row: Row, name: str) -> bool:
-        if name == SECONDS:  # older rows do not say
+    def _is_missing(self, row: Row, name: str) -> bool:
+        if name == SECONDS:  # older rows have no such column
             return self.timed and row.get(name) == "false"
         if name == EMITTED:
             known = row.get(name) or name in (row.get("note") or "")
@@ -84,11 +84,11 @@ class PlannedRun:
         return not row.get(name)
 
     def with_newest(self, rows: Sequence[Row]) -> Self:
-        """With the last of these rows that fits."""
+        """This run with the last of these rows that fits."""
         return replace(self, row=next((row for row in reversed(rows) if self.fits(row)), None))
 
     def status(self) -> Status:
-        """How far it is, as its folder says; not started where no run can be read there."""
+        """The progress of the run, read from its folder; "not started" if the folder holds no readable run."""
         from specbench.harness import status
 
         if (self.folder / "config.yaml").is_file():
@@ -98,7 +98,7 @@ class PlannedRun:
 
 
 def digest(config: RunConfig, weights: str | None) -> str:
-    """Identifies a configuration with its weights, in the name of a folder."""
+    """A digest of a configuration and its weights, for the name of a folder."""
     return sha256(f"{provenance.config_hash(config)} {weights}", 8)
 
 
@@ -107,7 +107,7 @@ R = TypeVar("R", bound=PlannedRun)
 
 @dataclass(frozen=True)
 class Plan(Generic[R]):
-    """Planned runs. title: what they belong to, for messages; home: the folder that contains theirs."""
+    """Planned runs. title: what they belong to, for messages; home: the folder that contains their folders."""
 
     title: str
     home: Path
@@ -119,7 +119,7 @@ class Plan(Generic[R]):
         return [run for run in self.runs if run.row is None]
 
     def with_rows(self, rows: Mapping[Path, Row]) -> Self:
-        """With these rows, by the folders of their runs."""
+        """This plan with these rows, by the folders of their runs."""
         return replace(self, runs=tuple(replace(run, row=rows.get(run.folder, run.row)) for run in self.runs))
 
 
@@ -132,13 +132,13 @@ def execute(
     jobs: int = 1,
     patient: bool = False,
 ) -> None:
-    """Executes some runs of a plan by `work`, and gives each row to `keep` as soon as it is there.
+    """Executes some runs of a plan with `work`, and passes each row to `keep` as soon as it exists.
 
-    With one job, the runs are done one after the other in this process. With more, so many run at a time, in processes
-    of one thread each, except those that measure seconds: no run may change another's latency. patient: a run that
-    fails does not stop those after it.
+    With one job, the runs are executed one after another in this process. With several jobs, that many run at a time,
+    in processes of one thread each. Runs that measure seconds always run alone, so that no run changes another's
+    latency. patient: a failed run does not stop the runs after it.
 
-    Raises UsageError or RunError where runs failed; with several jobs, once the others are done.
+    Raises UsageError or RunError if runs failed; with several jobs, after the others are done.
     """
     places = {run.folder: f"{plan.title}: line {i} of {len(plan.runs)}" for i, run in enumerate(plan.runs, 1)}
     failed: dict[str, Exception] = {}
@@ -146,9 +146,9 @@ def execute(
     def finish(run: R, row: Callable[[], Mapping[str, Any]], patient: bool = True) -> None:
         try:
             made = row()
-            if not run.fits(as_cells(made)):  # it would be run again by every later call
+            if not run.fits(as_cells(made)):  # every later call would run it again
                 raise UsageError(
-                    f"the row in {run.folder} is not that of {run.command}: remove the folder and try again"
+                    f"the row in {run.folder} does not belong to {run.command}: remove the folder and try again"
                 )
             keep(run, made)
         except Exception as e:
@@ -161,7 +161,7 @@ def execute(
     together = [run for run in chosen if jobs > 1 and not run.timed]
     if together:
         side_by_side = f"{plan.title}: {len(together)} lines, {jobs} at a time"
-        say(f"{side_by_side}; specbench status {plan.home} shows how far they are")
+        say(f"{side_by_side}; specbench status {plan.home} shows their progress")
         _together(plan.title, together, work, finish, jobs)
         if not patient:
             _report(plan.title, failed, len(together))
@@ -202,13 +202,13 @@ def _together(
 
 
 def _quietly(work: Work, run: R) -> Mapping[str, Any]:
-    """In a process of its own, without progress on the screen: a run has a log in its folder."""
+    """Executes a run in a separate process, without progress on the screen. The log is in the run's folder."""
     with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
         try:
             return work(run)
         except (UsageError, RunError):
             raise
-        except Exception as e:  # which the other process may not be able to read
+        except Exception as e:  # the other process may not be able to unpickle it
             raise RunError(f"{type(e).__name__}: {e}") from None
 
 

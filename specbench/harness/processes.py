@@ -1,6 +1,6 @@
-"""Processes that end with the process that started them.
+"""Processes that end when the process that started them ends.
 
-As a script of its own, which imports nothing but the standard library, it is the guard of a run's Ray processes.
+Run as a script, this file guards the Ray processes of a run. It imports only the standard library.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pathlib import Path
 
 @contextmanager
 def pool(workers: int, died: Exception) -> Iterator[ProcessPoolExecutor]:
-    """An executor of so many processes for the block, of one thread each. Whatever interrupts the block ends them at
-    once. Raises `died` where one of them dies."""
+    """An executor with this many processes of one thread each, for the block. Any interruption of the block ends them
+    at once. Raises `died` if one of them dies."""
     with ProcessPoolExecutor(workers, get_context("spawn"), _begin) as executor:
         try:
             yield executor
         except BrokenProcessPool:
             raise died from None
-        except BaseException:  # they would complete what they have begun, and what is in their queue
+        except BaseException:  # otherwise they would finish their tasks and the tasks in their queue
             executor.shutdown(wait=False, cancel_futures=True)
             for process in active_children():
                 process.terminate()
@@ -36,7 +36,7 @@ def pool(workers: int, died: Exception) -> Iterator[ProcessPoolExecutor]:
 
 
 def _begin() -> None:
-    """In a new process: one thread, and an end with the process that started it."""
+    """Set up a new process: one thread, and it ends with the process that started it."""
     import torch
 
     torch.set_num_threads(1)
@@ -52,8 +52,8 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Within the block, a second process guards this one's Ray processes: it ends them when this one is killed. Ray's
-    own helpers notice that after a minute. On Linux; elsewhere it has nothing to do."""
+    """Within the block, a second process guards the Ray processes of this process: it ends them if this one is killed.
+    Ray's own helpers notice that after a minute. Has an effect only on Linux."""
     with subprocess.Popen([sys.executable, "-IS", __file__, str(os.getpid())], stdin=subprocess.PIPE) as guard:
         try:
             yield
@@ -62,25 +62,26 @@ def guarded() -> Iterator[None]:
 
 
 def _ray_processes(pid: int) -> dict[int, str]:
-    """Ray's processes below a process -> when each started."""
-    held: dict[int, tuple[int, str, bool]] = {}
+    """Maps the Ray processes below a process to their start times."""
+    running: dict[int, tuple[int, str, bool]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
             after = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
             command = (folder / "cmdline").read_bytes()
-            held[int(folder.name)] = int(after[1]), after[19], b"/ray/" in command or command.startswith(b"ray::")
-    found, below = {}, {pid}
-    while more := {child for child, (parent, *_) in held.items() if parent in below} - below:
-        below |= more
+            running[int(folder.name)] = int(after[1]), after[19], b"/ray/" in command or command.startswith(b"ray::")
+    below = {pid}
+    while children := {child for child, (parent, *_) in running.items() if parent in below} - below:
+        below |= children
+    starts = {}
     for child in below - {pid}:
-        _, start, is_ray = held[child]
+        _, start, is_ray = running[child]
         if is_ray:
-            found[child] = start
-    return found
+            starts[child] = start
+    return starts
 
 
 def _guard(pid: int) -> None:
-    """Waits until the process ends, which closes its end of the pipe."""
+    """Waits until the process ends, which closes its end of the pipe. Then kills its Ray processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run finishes its images first
     known: dict[int, str] = {}
     while not select.select([sys.stdin], [], [], 0.5)[0]:

@@ -1,4 +1,4 @@
-"""The row of a run, a pure function of its configuration, records and scores."""
+"""The row of a run: a pure function of its configuration, records and scores."""
 
 from __future__ import annotations
 
@@ -28,45 +28,45 @@ def row(
     scores: Iterable[ScoreLine],
     again: Sequence[Record] = (),
 ) -> dict[str, Any]:
-    """The row (`COLUMNS`) of a run. It depends on nothing but its arguments: no file, no clock.
+    """The row (`COLUMNS`) of a run. It depends only on its arguments: on no file and no clock.
 
     Args:
         metadata: the run's id, and the processes that decoded the records.
-        records: of the images of the first n prompts, in order.
-        baseline: of vanilla AR on the same prompts; None where the run has no baseline.
-        scores: a line for each metric and, with a baseline, one for its difference from it.
+        records: the records of the images of the first n prompts, in order.
+        baseline: the records of vanilla AR on the same prompts; None if the run has no baseline.
+        scores: a line for each metric and, with a baseline, one for its difference from the baseline.
         again: images of both passes that were timed again, in the order of decoding.
 
-    Raises UsageError if `metadata` lacks a process of the records.
+    Raises UsageError if `metadata` does not contain a process of the records.
     """
     scores = list(scores)
     reference = records if config.is_vanilla else baseline
     used = {record.session for record in [*records, *(reference or [])]}
     if unknown := sorted(used.union(record.session for record in again) - metadata.sessions.keys()):
-        raise UsageError(f"run.json lacks the process {unknown[0]:.40} of its records; restore the file")
+        raise UsageError(f"run.json has no entry for process {unknown[0]:.40} of its records: restore the file")
     sessions = {name: session for name, session in metadata.sessions.items() if name in used}
     last = sessions[max(sessions, key=lambda name: str(sessions[name].get("started")))]
-    found: dict[str, Any] = dict.fromkeys(COLUMNS)
-    found |= {name: value for name, value in config.items() if name in COLUMNS}
-    found |= {name: value for name, value in last.items() if name in COLUMNS}
-    found |= {"run_id": metadata.run_id, "config_hash": provenance.config_hash(config)}
-    found["time"] = _newest([*records, *(reference or [])], scores)
-    found["plugins"] = _plugins(last, scores)
-    found["prompts_hash"], found["images"] = data.prompts_hash(records), len(records)
-    found["n"] = len({indices.prompt_of(record.index) for record in records})
-    found |= score_columns(scores)
+    columns: dict[str, Any] = dict.fromkeys(COLUMNS)
+    columns |= {name: value for name, value in config.items() if name in COLUMNS}
+    columns |= {name: value for name, value in last.items() if name in COLUMNS}
+    columns |= {"run_id": metadata.run_id, "config_hash": provenance.config_hash(config)}
+    columns["time"] = _newest([*records, *(reference or [])], scores)
+    columns["plugins"] = _plugins(last, scores)
+    columns["prompts_hash"], columns["images"] = data.prompts_hash(records), len(records)
+    columns["n"] = len({indices.prompt_of(record.index) for record in records})
+    columns |= score_columns(scores)
     if config.is_served:
-        found |= _served(config, records)
-        remarks = _served_remarks(config, sessions, found, records)
+        columns |= _served(config, records)
+        remarks = _served_remarks(config, sessions, columns, records)
     else:
-        found |= _measured(config, found, records, reference, again, metadata.run_id)
-        remarks = measurement_remarks(config, sessions, found) + emitted_remarks(config, records)
+        columns |= _measured(config, columns, records, reference, again, metadata.run_id)
+        remarks = measurement_remarks(config, sessions, columns) + emitted_remarks(config, records)
     if metadata.smallest_batch:
-        remarks.append(f"for want of memory some images were decoded in batches of {metadata.smallest_batch}")
+        remarks.append(f"memory was too small: some images were decoded in batches of {metadata.smallest_batch}")
     wrong = degenerate.of_records(records, config.get("image_size"))
-    found["degenerate_images"] = degenerate.column(records, wrong)
-    found["note"] = "; ".join([*remarks, *(finding.text for finding in wrong), *notes(scores)])
-    return found
+    columns["degenerate_images"] = degenerate.column(records, wrong)
+    columns["note"] = "; ".join([*remarks, *(finding.text for finding in wrong), *notes(scores)])
+    return columns
 
 
 def _newest(records: Sequence[Record], scores: Sequence[ScoreLine]) -> str:
@@ -76,44 +76,44 @@ def _newest(records: Sequence[Record], scores: Sequence[ScoreLine]) -> str:
 
 
 def against(run: Path, vanilla: Path, n: int) -> dict[str, Any]:
-    """The columns of a row against the vanilla AR images that another run decoded, over the first n prompts: those that
-    need no seconds, since the two runs did not alternate. UsageError where the other run had other prompts."""
-    mine, theirs = (Journal(folder / "records.jsonl").of(range(n)) for folder in (run, vanilla))
-    if [(r.index, r.prompt, r.id) for r in mine] != [(r.index, r.prompt, r.id) for r in theirs]:
+    """The columns that compare a run with the vanilla AR images of another run, over the first n prompts. Columns in
+    seconds are not among them, since the two runs did not alternate. UsageError if the prompts differ."""
+    method, baseline = (Journal(folder / "records.jsonl").records_of(range(n)) for folder in (run, vanilla))
+    if [(r.index, r.prompt, r.id) for r in method] != [(r.index, r.prompt, r.id) for r in baseline]:
         raise UsageError(f"{run} and {vanilla} have different prompts; remove one of the folders")
-    found = summary.versus(mine, theirs)
-    kept = {name: found[name] for name in ("speedup_step", stderr_of("speedup_step"))}
+    columns = summary.versus(method, baseline)
+    kept = {name: columns[name] for name in ("speedup_step", stderr_of("speedup_step"))}
     return {**kept, "baseline_run_id": RunMetadata.read(vanilla / "run.json").run_id}
 
 
 def _measured(
     config: RunConfig,
     row: Mapping[str, Any],
-    mine: Sequence[Record],
+    records: Sequence[Record],
     reference: Sequence[Record] | None,
     again: Sequence[Record],
     run_id: str,
 ) -> dict[str, Any]:
-    """The columns of images that this process decoded, and of their baseline; row: what they were decoded by."""
-    found: dict[str, Any] = {"timing": timing.was_timed([*mine, *(reference or [])])}
-    found |= summary.speed(mine) | summary.columns(mine)
-    if found.get("perplexity") is not None:
-        # as of `Sampling.unfiltered`
+    """The columns of images that this program decoded, and of their baseline; row: the columns of the configuration."""
+    columns: dict[str, Any] = {"timing": timing.was_timed([*records, *(reference or [])])}
+    columns |= summary.speed(records) | summary.columns(records)
+    if columns.get("perplexity") is not None:
+        # see `Sampling.unfiltered`
         temperature = 1 if row.get("entropy_temperature") is not None else row["temperature"] or 1
-        found["perplexity_backend"] = _conditions(row) + f", temperature {temperature:g}"
+        columns["perplexity_backend"] = _conditions(row) + f", temperature {temperature:g}"
     for name in ("emitted_tv", "emitted_kl"):
-        if found.get(name) is not None:
-            found[f"{name}_backend"] = _conditions(row) + _sampling(row)
+        if columns.get(name) is not None:
+            columns[f"{name}_backend"] = _conditions(row) + _sampling(row)
     if reference:
-        found |= summary.versus(mine, reference, again)
+        columns |= summary.versus(records, reference, again)
         if "gamma" in config:
-            found |= summary.expected_speedup(mine, reference, config["gamma"])
-        found["baseline_run_id"] = run_id + ("" if config.is_vanilla else "/baseline")
-    return found
+            columns |= summary.expected_speedup(records, reference, config["gamma"])
+        columns["baseline_run_id"] = run_id + ("" if config.is_vanilla else "/baseline")
+    return columns
 
 
 def _served(config: RunConfig, images: Sequence[Record]) -> dict[str, Any]:
-    """The columns of images that a server decoded; empty are those that describe what decodes here."""
+    """The columns of images that a server decoded. Those that describe a local model and device stay empty."""
     unknown = dict.fromkeys(("drafter", "rule", "weights", "device", "timing"))
     sides = {side for record in images for side in record.size or ()}
     resolution = sides.pop() if len(sides) == 1 else None  # square and equal
@@ -126,41 +126,42 @@ def _served_remarks(
     row: Mapping[str, Any],
     images: Sequence[Record],
 ) -> list[str]:
-    """Remarks on how the row was measured, and on what the server returned."""
-    found = []
+    """Remarks on the measurement, and on the server's answers."""
+    remarks = []
     if not row["server"]:
-        found.append("the server does not tell its version, and server= is not given")
+        remarks.append("the server does not report its version, and server= is not set")
     if "seed" in (fields := json.loads(config["extra_body"] or "{}")) and fields["seed"] is None:
-        found.append("the requests had no seed: another run has other images")
+        remarks.append("the requests had no seed: another run produces other images")
     if len(sessions) > 1:
-        found.append(f"requested by {len(sessions)} processes: their latencies are mixed")
+        remarks.append(f"requested by {len(sessions)} processes: their latencies are mixed")
     if row["resolution"] is None and any(r.size for r in images):
-        found.append("the images are not squares of one size")
+        remarks.append("the images are not squares of one size")
     if others := sum(r.repeated == 0 for r in images):
         times = "" if others == 1 else f" {others} times"
-        found.append(
+        remarks.append(
             f"the server had another image for the same prompt and seed{times}: its images cannot be made again"
         )
     if 0 < (reported := sum(r.ar_s is not None for r in images)) < len(images):
-        found.append(f"ar_s_mean: {reported} of {len(images)} answers had the times of the stages")
-    return found
+        remarks.append(f"ar_s_mean: {reported} of {len(images)} answers had the times of the stages")
+    return remarks
 
 
 def _plugins(session: Mapping[str, Any], scores: Iterable[ScoreLine]) -> str | None:
-    """The plug-ins that decoded in a process, and those that scored."""
+    """The plug-ins that decoded in a process, and the plug-ins that scored."""
     decoded = str(session.get("plugins") or "").split("; ")
     return "; ".join(sorted({*decoded, *(label for line in scores for label in line.plugins)} - {""})) or None
 
 
 def _conditions(row: Mapping[str, Any]) -> str:
-    """What a row's likelihoods are measured by: "target:llamagen_scenes@1a2b3c4d, cfg_scale 3"."""
+    """The conditions of a row's likelihoods: "target:llamagen_scenes@1a2b3c4d, cfg_scale 3"."""
     digest = row["weights"].rpartition(":")[2].partition("+")[0]  # the target's; see registry.weights_label
     return f"target:{row['model']}@{digest}, cfg_scale {row['cfg_scale']:g}"
 
 
 def _sampling(row: Mapping[str, Any]) -> str:
     """How the target is sampled: ", temperature 1, top_k 100"."""
-    given = (("temperature", None), ("top_k", None), ("top_p", 1), ("top_n_sigma", None))
+    parameters_and_defaults = (("temperature", None), ("top_k", None), ("top_p", 1), ("top_n_sigma", None))
     curve = row.get("entropy_temperature")
-    told = f", entropy_temperature {curve}" if curve is not None else ""
-    return "".join(f", {name} {row[name]:g}" for name, off in given if row.get(name) not in (None, off)) + told
+    suffix = f", entropy_temperature {curve}" if curve is not None else ""
+    changed = [(name, row[name]) for name, off in parameters_and_defaults if row.get(name) not in (None, off)]
+    return "".join(f", {name} {value:g}" for name, value in changed) + suffix

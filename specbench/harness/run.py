@@ -1,16 +1,16 @@
-"""One run, from its configuration to its row: prompts -> images and a record each -> scores -> one row.
+"""One run, from its configuration to its row: prompts -> images with one record each -> scores -> one row.
 
     outcome = run(configuration.compose(["method=cool_sd", "delta=1.1", "n=16"]), "first")
 
-The folder of a run has append-only journals: records.jsonl, baseline.jsonl, scores.jsonl and, of images that were
+The folder of a run has append-only journals: records.jsonl, baseline.jsonl, scores.jsonl and, for images that were
 decoded again for their seconds, timings.jsonl. Every image has a record (see `rows.journal`), and the key of its random
-stream is (seed, prompt index). The same configuration in the same folder therefore continues where it stopped and ends
-with the images of an uninterrupted run. The row is a pure function of the configuration and of what the journals hold
-(see `harness.row`). row.csv is its output alone, and may be deleted at any time.
+stream is (seed, prompt index). The same configuration in the same folder therefore continues where it stopped, and
+produces the same images as an uninterrupted run. The row is a pure function of the configuration and the journals (see
+`harness.row`). row.csv contains only this row, and may be deleted at any time.
 
-Another `n`, other metrics and another `baseline` may be asked of the same folder. The row is then that of the new
-request, and what earlier requests decoded and scored stays in the journals. Other prompts, and any other parameter but
-`provenance.MAY_CHANGE`, would mix two measurements in one row, and are refused.
+Later requests in the same folder may change `n`, the metrics and `baseline`. The row then answers the new request, and
+the images and scores of earlier requests stay in the journals. A change of the prompts, or of any other parameter
+except `provenance.MAY_CHANGE`, would mix two measurements in one row and is refused.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 class Stopped(KeyboardInterrupt):
-    """The user stopped a run. The message gives its progress and its folder."""
+    """The user stopped a run. The message states its progress and its folder."""
 
     def __init__(self, message: str, folder: Path) -> None:
         super().__init__(message)
@@ -62,8 +62,8 @@ class Stopped(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """A finished run. row: `COLUMNS` -> value; nothing_left: whether everything existed before; spent: what this start
-    spent its time on."""
+    """A finished run. row: `COLUMNS` -> value; nothing_left: whether everything existed before; spent: the times of the
+    parts of this start, as text."""
 
     row: Mapping[str, Any]
     config: RunConfig
@@ -83,16 +83,16 @@ class RunOutcome:
 def run(
     config: RunConfig, out: str | Path | None = None, *, loader: Loader | None = None, asked: bool = False
 ) -> RunOutcome:
-    """Runs a configuration, or the rest of it, in its folder.
+    """Runs a configuration in its folder, or the part of it that is missing there.
 
     Args:
-        config: as `configuration.compose` gives it.
-        out: the run's folder; None takes `config["out"]`, and if that is None, too, a new one under runs/.
-        loader: makes the pipeline; None takes `specbench.harness.pipeline.Pipeline.load`.
-        asked: whether the metrics were asked for by name, which `specbench resume` needs to know.
+        config: the result of `configuration.compose`.
+        out: the run's folder. Default: `config["out"]`, or a new folder under runs/ if that is None, too.
+        loader: makes the pipeline. Default: `specbench.harness.pipeline.Pipeline.load`.
+        asked: whether the metrics were requested by name, which `specbench resume` needs to know.
 
-    Raises UsageError for absent weights or prompts and a folder that holds something else, RunError if the disk or the
-    memory did not suffice, and Stopped on Ctrl-C: the first one finishes the current image and writes a row over the
+    Raises UsageError for missing weights or prompts and for a folder with other content, RunError if the disk or the
+    memory was too small, and Stopped on Ctrl-C: the first one finishes the current image and writes a row over the
     finished images, the second one stops at once.
     """
     folder = RunFolder(home.expanded(out or config["out"] or new_folder()))
@@ -109,7 +109,7 @@ def run(
             done = records.progress
             LOG.info("stopped by the user with %s", done)
             part = _write_partial_row(config, folder, records)
-            text = f", a row over the first {part} in its row.csv" if part else ""
+            text = f"; the row over the first {part} is in its row.csv" if part else ""
             raise Stopped(f"stopped with {done} done in {folder}{text}", folder.path) from None
         except (UsageError, RunError) as e:
             LOG.error("%s", e)
@@ -123,7 +123,7 @@ def run(
 
 def _run(config: RunConfig, folder: RunFolder, records: RunRecords, loader: Loader, asked: bool) -> RunOutcome:
     began = time.time()
-    # A finished run does not belong to weights that were trained later. (A custom loader has its own weights.)
+    # A finished run must not continue with weights that were trained later. (A custom loader has its own weights.)
     if loader is _load_pipeline and (here := registry.weights_here(config)) is not None:
         folder.check_same("weights", here)
     complete, requests = records.is_complete, scoring.requests(config)
@@ -131,14 +131,14 @@ def _run(config: RunConfig, folder: RunFolder, records: RunRecords, loader: Load
     records.check_prompts(items)
     folder.write_config(config)
     if asked != folder.metadata().asked:
-        folder.remember(asked=asked)
+        folder.update_metadata(asked=asked)
     if not complete:
         _announce_unmeasured(config, requests)
         Execution(config, folder, loader).decode_missing(records, items)
-    decoded, found = time.time(), Scoring(config, requests, folder.path)
-    lines = found.lines(records, lambda: items or data.images_of(config))
+    decoded, scorer = time.time(), Scoring(config, requests, folder.path)
+    lines = scorer.lines(records, lambda: items or data.images_of(config))
     scored = time.time()
-    outcome = _finish(config, folder, records, lines, complete and not found.added)
+    outcome = _finish(config, folder, records, lines, complete and not scorer.added)
     if outcome.nothing_left:
         return outcome
     made = [*records.again, *(record for journal in records.journals for record in journal.records.values())]
@@ -146,40 +146,42 @@ def _run(config: RunConfig, folder: RunFolder, records: RunRecords, loader: Load
     return replace(outcome, spent=spent.sentence(config["method"], made, folder.metadata().sessions))
 
 
-def rescore(path: Path, given: Mapping[str, Any], device: str | None = None, batch: int | None = None) -> RunOutcome:
-    """Scores the images of a run in a folder, and builds its row again. Decodes nothing, and needs the weights of the
-    metrics alone.
+def rescore(
+    path: Path, requested: Mapping[str, Any], device: str | None = None, batch: int | None = None
+) -> RunOutcome:
+    """Scores the images of a run in a folder, and builds its row again. Decodes nothing, and needs only the
+    weights of the metrics.
 
     Args:
-        given: values of `metrics`, which join the run's own, `metrics_dir` and `reference`.
+        requested: values of `metrics`, which are added to the run's own, of `metrics_dir` and of `reference`.
         device, batch: where the networks run, and how many images at a time.
 
     Raises UsageError if images are missing.
     """
     config, folder = stored(path), RunFolder(path)
-    parameters.check_measurable({**config, "metrics": given.get("metrics", ())})
-    metrics = scoring.joined(config.metrics, given.get("metrics", config.metrics))
-    config = config.changed(**{**given, "metrics": metrics})
+    parameters.check_measurable({**config, "metrics": requested.get("metrics", ())})
+    metrics = scoring.joined(config.metrics, requested.get("metrics", config.metrics))
+    config = config.changed(**{**requested, "metrics": metrics})
     with folder.opened():
         records = folder.open_records(config)
         for journal in records.journals:
             if missing := journal.missing(records.wanted):
                 raise UsageError(
                     f"{folder} has {config.images - len(missing)} of the {config.images} images in"
-                    f" {journal.path.name}: finish it first, with specbench resume {folder}"
+                    f" {journal.path.name}: finish it first with specbench resume {folder}"
                 )
-        items = current_prompts(config) or recorded_prompts(records.both[0], config)
+        items = current_prompts(config) or recorded_prompts(records.wanted_records[0], config)
         records.check_prompts(items)
         folder.write_config(config)
-        found = Scoring(config, scoring.requests(config), folder.path, device, batch)
-        return _finish(config, folder, records, found.lines(records, lambda: items), not found.added)
+        scorer = Scoring(config, scoring.requests(config), folder.path, device, batch)
+        return _finish(config, folder, records, scorer.lines(records, lambda: items), not scorer.added)
 
 
-def merge(shards: Sequence[Path], out: Path, given: Mapping[str, Any]) -> RunOutcome:
+def merge(shards: Sequence[Path], out: Path, requested: Mapping[str, Any]) -> RunOutcome:
     """Makes one run of the finished shards of a run, in a new folder or in one that an interrupted merge left.
 
-    Its records come from the shards, in the order of the prompts; its images are scored as a whole. given: see
-    `rescore`. Raises UsageError where the shards are not all the parts of one run.
+    The records come from the shards, in the order of the prompts; the images are scored as a whole. requested: see
+    `rescore`. Raises UsageError if the shards are not all the parts of one run.
     """
     shards = list(dict.fromkeys(shards))
     configs = [stored(path) for path in shards]
@@ -194,7 +196,7 @@ def merge(shards: Sequence[Path], out: Path, given: Mapping[str, Any]) -> RunOut
     folder = RunFolder(out)
     with folder.opened():
         folder.compare_config(whole)
-        folder.remember(sessions=sessions)
+        folder.update_metadata(sessions=sessions)
         folder.write_config(whole)
         for journal in (folder.records, folder.baseline_records):
             _copy(journal, shards, owners)
@@ -202,17 +204,17 @@ def merge(shards: Sequence[Path], out: Path, given: Mapping[str, Any]) -> RunOut
         for record in [record for path in shards for record in TimingJournal(RunFolder(path).timings)]:
             if record not in again.lines:
                 again.add(record)
-    return rescore(out, given)
+    return rescore(out, requested)
 
 
 def _whole(shards: Sequence[Path], configs: Sequence[RunConfig]) -> RunConfig:
-    """The configuration of the run of which these are all the shards."""
+    """The configuration of the run whose shards these are. UsageError if one is missing or belongs to another run."""
     whole = configs[0].changed(shard=None)
     for path, config in zip(shards, configs):
         if config["shard"] is None:
-            raise UsageError(f"{path} is no shard: its run decoded all prompts")
+            raise UsageError(f"{path} is not a shard: its run decoded all prompts")
         if names := sorted(name for name in whole if name != "shard" and config.get(name) != whole[name]):
-            raise UsageError(f"{shards[0]} and {path} are of different runs: they differ in {', '.join(names)}")
+            raise UsageError(f"{shards[0]} and {path} belong to different runs: they differ in {', '.join(names)}")
     parts = int(configs[0]["shard"].partition("/")[2])
     wanted = {f"{part}/{parts}" for part in range(1, min(parts, whole.n) + 1)}
     if missing := wanted.difference(config["shard"] for config in configs):
@@ -223,7 +225,7 @@ def _whole(shards: Sequence[Path], configs: Sequence[RunConfig]) -> RunConfig:
 
 
 def _copy(journal: Path, shards: Sequence[Path], owners: Mapping[int, Path]) -> None:
-    """Adds to a journal the records of the shards' journals of its name, and their images, in the order of the
+    """Appends the records and images of the shards' journals of the same name to a journal, in the order of the
     prompts."""
     journals = {path: Journal(file) for path in shards if (file := path / journal.name).is_file()}
     target = Journal(journal)
@@ -234,48 +236,48 @@ def _copy(journal: Path, shards: Sequence[Path], owners: Mapping[int, Path]) -> 
 
 
 def stored_outcome(path: str | Path) -> RunOutcome:
-    """The finished run in a folder. Its row is made from the journals, and the newest scores in them. The images
-    themselves are not read. UsageError if records are missing."""
+    """The finished run in a folder. Its row is computed from the journals and their newest scores; no image is read.
+    UsageError if records are missing."""
     folder = RunFolder(home.expanded(path))
     config = stored(folder.path)
-    mine = _recorded(folder.records, config)
+    method = _recorded(folder.records, config)
     vanilla = _recorded(folder.baseline_records, config) if config.wants_baseline else None
-    lines = scoring.stored_lines(scoring.requests(config), folder.open_scores(), mine, vanilla)
+    lines = scoring.stored_lines(scoring.requests(config), folder.open_scores(), method, vanilla)
     again = TimingJournal(folder.timings).lines
-    return RunOutcome(as_read(row.row(config, folder.metadata(), mine, vanilla, lines, again)), config, folder)
+    return RunOutcome(as_read(row.row(config, folder.metadata(), method, vanilla, lines, again)), config, folder)
 
 
 def _recorded(path: Path, config: RunConfig) -> list[Record]:
     """The records of the images of a configuration. UsageError if some are missing."""
-    found = read_of(path, indices.of_run(config))
-    if found is None:
+    records = read_of(path, indices.of_run(config))
+    if records is None:
         raise UsageError(f"{path.parent} holds no row: finish its run with `specbench resume {path.parent}`")
-    return found
+    return records
 
 
 def _finish(
     config: RunConfig, folder: RunFolder, records: RunRecords, lines: Sequence[ScoreLine], unchanged: bool
 ) -> RunOutcome:
     """Builds the row, and writes it and the sheet. unchanged: whether nothing was decoded or scored."""
-    # The values that a later call would return.
-    found = as_read(row.row(config, folder.metadata(), *records.both, lines, records.again.lines))
-    is_other = folder.write_row(found)
-    unchanged = unchanged and not is_other and folder.sheet.exists()
+    # The row with the values that a later call would return.
+    columns = as_read(row.row(config, folder.metadata(), *records.wanted_records, lines, records.again.lines))
+    is_new = folder.write_row(columns)
+    unchanged = unchanged and not is_new and folder.sheet.exists()
     if unchanged:
         LOG.info("nothing left to do")
     else:
         cells = sheet.cells(config["method"], records)
-        title, quality = report_text.title(found, config, len(cells)), report_text.quality(found, config)
+        title, quality = report_text.title(columns, config, len(cells)), report_text.quality(columns, config)
         sheet.save(folder.sheet, title, cells, quality)
         LOG.info("row written to %s", folder.row)
-        keep([(folder.path, found)])
-    return RunOutcome(found, config, folder, unchanged)
+        keep([(folder.path, columns)])
+    return RunOutcome(columns, config, folder, unchanged)
 
 
 def _write_partial_row(config: RunConfig, folder: RunFolder, records: RunRecords) -> int:
-    """Writes the row of a stopped run over the prompts before the first missing image, with the scores that there are,
-    and returns over how many images; 0 where row.csv was this row already. It is the row of a run with that n, and
-    without a baseline if the baseline lacks images."""
+    """Writes the row of a stopped run over the prompts before the first missing image, with the scores that exist.
+    Returns the number of its images; 0 if row.csv did not change. The row equals that of a run with this n, without a
+    baseline if images of the baseline are missing."""
     missing = records.method.missing(records.wanted)
     part = config.changed(n=indices.prompt_of(missing[0]) if missing else config.n)
     wanted = indices.of_run(part)
@@ -284,19 +286,19 @@ def _write_partial_row(config: RunConfig, folder: RunFolder, records: RunRecords
     records = replace(records, wanted=wanted)
     if records.vanilla is not None and records.vanilla.missing(wanted):
         part, records = part.changed(baseline=False), replace(records, vanilla=None)
-    mine, vanilla = records.both
-    lines = scoring.stored_lines(scoring.requests(config), folder.open_scores(), mine, vanilla)
+    method, vanilla = records.wanted_records
+    lines = scoring.stored_lines(scoring.requests(config), folder.open_scores(), method, vanilla)
     scored = [name for name in config.metrics if any(line.metric == name for line in lines)]
     part = part.changed(metrics=scored)
-    found = row.row(part, folder.metadata(), mine, vanilla, lines, records.again.lines)
+    columns = row.row(part, folder.metadata(), method, vanilla, lines, records.again.lines)
     if len(wanted) < config.images:
         stopped = f"stopped after {len(wanted)} of {config.images} images"
-        found["note"] = "; ".join(filter(None, [stopped, found["note"]]))
-    return len(wanted) if folder.write_row(found) else 0
+        columns["note"] = "; ".join(filter(None, [stopped, columns["note"]]))
+    return len(wanted) if folder.write_row(columns) else 0
 
 
 def _track(outcome: RunOutcome) -> None:
-    """Writes the row to the tracker of the configuration, unless it was written there before."""
+    """Sends the row to the tracker of the configuration, unless it has this row already."""
     name, folder = outcome.config.get("log", "none"), outcome.folder
     if name == "none":
         return
@@ -304,27 +306,27 @@ def _track(outcome: RunOutcome) -> None:
     if done.get(name) == content:
         return
     where = trackers.write(name, outcome.config, outcome.row, folder)
-    folder.remember(logged={**done, name: content})
+    folder.update_metadata(logged={**done, name: content})
     say(f"log={name}: {where}")
 
 
 def _announce_unmeasured(config: RunConfig, requests: Mapping[str, str]) -> None:
-    """Says before the work which metrics will have no value."""
-    for name, basis in requests.items():
-        if scoring.is_unmeasured(basis):
-            say(f"{name} {basis}")
+    """Prints before the work starts which metrics will have no value."""
+    for name, fingerprint in requests.items():
+        if scoring.is_unmeasured(fingerprint):
+            say(f"{name} {fingerprint}")
         elif few := too_few_for(name, config.images):
             say(f"{name} stays empty: {few}, this run has {config.images:,}")
 
 
 def keep(rows: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:
-    """Adds finished runs' rows, each with its folder, to the store of results. A run never fails for it."""
+    """Adds finished runs' rows, each with its folder, to the store of results. A failure only prints a warning."""
     if (path := sources.default_store()) is None:
         return
     try:
         sources.add_to_store(path, [(folder.absolute(), row) for folder, row in rows])
     except (OSError, sqlite3.Error, ValueError) as e:
-        warn(f"the row is not added to {path} ({e}); specbench collect finds it in its folder")
+        warn(f"the row was not added to {path} ({e}); specbench collect reads it from its folder")
 
 
 def _load_pipeline(cfg: Mapping[str, Any]) -> BasePipeline:
@@ -335,7 +337,8 @@ def _load_pipeline(cfg: Mapping[str, Any]) -> BasePipeline:
 
 
 def check(cfg: Mapping[str, Any]) -> None:
-    """Raises UsageError for faults that show before a model is loaded: absent weights, a bad tree, an absent device."""
+    """Raises UsageError for mistakes that show before a model is loaded: missing weights, a bad tree, a missing
+    device."""
     trackers.check(cfg)
     if parameters.is_served(cfg):
         registry.find("engine", cfg["engine"]).check(cfg)

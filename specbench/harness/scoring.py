@@ -1,4 +1,4 @@
-"""The scoring of a run's or a folder's images. A score that exists in the journal is not computed again."""
+"""Scores the images of a run or of a folder. A score that exists in the journal is not computed again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specbench.metrics.base import Images, PromptItem
 from specbench.rows import provenance
 from specbench.rows.columns import TAKEN
 from specbench.rows.journal import Journal, Record
-from specbench.rows.scores import Score, ScoreJournal, ScoreLine, Side, fingerprint, prompts_fingerprint
+from specbench.rows.scores import Score, ScoreJournal, ScoreLine, Side, images_fingerprint, prompts_fingerprint
 from specbench.storage import origin
 from specbench.storage.package import __version__
 
@@ -28,26 +28,26 @@ _UNMEASURED = "cannot be measured here: "
 
 
 def scoring_device(device: str) -> str:
-    """The device of the metrics' networks for device=...; UsageError for an absent device."""
+    """The device of the metrics' networks for device=...; UsageError if it does not exist."""
     from specbench.harness.pipeline import resolve_device
 
-    found = str(resolve_device(device))
-    return "cpu" if found == "mps" else found  # mps has no float64
+    resolved = str(resolve_device(device))
+    return "cpu" if resolved == "mps" else resolved  # mps has no float64
 
 
-def basis(name: str, context: metrics.ScoringContext) -> str:
-    """What determines the value of a metric besides the images and prompts, or the reason why it has none here.
-    UsageError for a metric of a plug-in that fills a column of another meaning."""
-    if taken := TAKEN.intersection(parameters.metric_columns(name)):
-        raise UsageError(f"metric {name} fills the column {min(taken)}, which every row has already; rename it")
+def metric_fingerprint(name: str, context: metrics.ScoringContext) -> str:
+    """Everything that determines the value of a metric besides the images and prompts, or the reason why it has no
+    value here. UsageError if a plug-in's metric fills a column with another meaning."""
+    if reserved := TAKEN.intersection(parameters.metric_columns(name)):
+        raise UsageError(f"metric {name} fills the column {min(reserved)}, which every row has already; rename it")
     try:
-        return metrics.metric(name, context).basis()
+        return metrics.metric(name, context).fingerprint()
     except metrics.Unavailable as e:
         return f"{_UNMEASURED}{e}"
 
 
-def is_unmeasured(basis: str) -> bool:
-    return basis.startswith(_UNMEASURED)
+def is_unmeasured(fingerprint: str) -> bool:
+    return fingerprint.startswith(_UNMEASURED)
 
 
 class RecordedImages:
@@ -66,7 +66,7 @@ class RecordedImages:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """What is scored: images, paired by position with the items that `load` gives, and the fingerprints of both."""
+    """The images to score, paired by position with the items that `load` returns, and the fingerprints of both."""
 
     side: Side
     images: Images
@@ -80,31 +80,31 @@ class ImageSet:
 
 
 def of_records(side: Side, journal: Journal, records: Sequence[Record], load: Callable[[], Sequence[Item]]) -> ImageSet:
-    """The images of a pass over the prompts; load: gives the item of each."""
+    """The images of a pass over the prompts; load: returns the item of each."""
     images = RecordedImages(journal, records)
-    return ImageSet(side, images, load, fingerprint(images.digests), prompts_fingerprint(records))
+    return ImageSet(side, images, load, images_fingerprint(images.digests), prompts_fingerprint(records))
 
 
 def requests(cfg: Mapping[str, Any]) -> dict[str, str]:
-    """Metric -> its basis today, of the metrics that a configuration asks for."""
+    """Metric -> its fingerprint today, of the metrics that a configuration asks for."""
     context = metrics.scoring_context(cfg)
-    return {name: basis(name, context) for name in cfg["metrics"]}
+    return {name: metric_fingerprint(name, context) for name in cfg["metrics"]}
 
 
-def joined(had: Sequence[str], requested: Sequence[str]) -> list[str]:
-    """Metrics of a row and requested ones, which win the columns that both fill. The earlier ones keep their order."""
-    taken = {column for name in requested for column in parameters.metric_columns(name)}
-    kept = [name for name in had if name in requested or not taken.intersection(parameters.metric_columns(name))]
+def joined(earlier: Sequence[str], requested: Sequence[str]) -> list[str]:
+    """The metrics of a row, then the requested ones. A requested metric replaces one that fills the same column."""
+    columns = {column for name in requested for column in parameters.metric_columns(name)}
+    kept = [name for name in earlier if name in requested or not columns.intersection(parameters.metric_columns(name))]
     return [*kept, *(name for name in requested if name not in kept)]
 
 
 class Scoring:
-    """The scores that are asked for, of images in a folder. `added`: how many lines were new.
+    """The requested scores of the images in a folder. `added`: how many lines were new.
 
     Args:
         cfg: the parameters of the scoring context, and `device`.
         requests: see the function `requests`.
-        folder: whose scores.jsonl and whose cached outputs of scorers are used.
+        folder: contains scores.jsonl and the cached outputs of the scorers.
         device, batch: where the networks run, and how many images at a time.
     """
 
@@ -122,50 +122,56 @@ class Scoring:
         self.added = 0
 
     def lines(self, records: RunRecords, load: Callable[[], Sequence[Item]]) -> list[ScoreLine]:
-        """The score lines of a run's images and of their differences from the baseline, which is scored, too.
-        load: gives the item of each image."""
+        """The score lines of a run's images and, if the run has a baseline, of their differences from it.
+        load: returns the item of each image."""
         if not self._requests:
             return []
-        mine, vanilla = records.both
+        records_of_method, vanilla = records.wanted_records
         load = cache(load)  # which may draw or read the prompts
-        method = of_records("method", records.method, mine, load)
+        method = of_records("method", records.method, records_of_method, load)
         lines = self.score(method)
         if records.vanilla is None or vanilla is None:
             return list(lines.values())
         baseline = of_records("vanilla", records.vanilla, vanilla, load)
         return [*lines.values(), *self._differences(method, baseline, lines, self.score(baseline))]
 
-    def score(self, of: ImageSet) -> dict[str, ScoreLine]:
-        """Metric -> its line: that of today's basis, which is computed and appended if it is not there. Where the
-        metric cannot be measured here, it is the newest one with a value."""
-        found = {}
+    def score(self, image_set: ImageSet) -> dict[str, ScoreLine]:
+        """Metric -> its line with today's fingerprint; a missing line is computed and appended. For a metric that
+        cannot be measured here, the newest line with a value."""
+        lines = {}
         for name, text in self._requests.items():
-            if (line := _known(self.journal, name, text, (of.side, of.fingerprint, of.prompts))) is not None:
-                found[name] = line
-        if todo := [name for name in self._requests if name not in found]:
-            say(f"scoring{' the baseline' if of.side == 'vanilla' else ''}: {', '.join(todo)}")
-            scores = metrics.score(todo, of.images, of.items, self._context(), self.cache)
+            key = image_set.side, image_set.fingerprint, image_set.prompts
+            if (line := _stored_line(self.journal, name, text, key)) is not None:
+                lines[name] = line
+        if todo := [name for name in self._requests if name not in lines]:
+            say(f"scoring{' the baseline' if image_set.side == 'vanilla' else ''}: {', '.join(todo)}")
+            scores = metrics.score(todo, image_set.images, image_set.items, self._context(), self.cache)
             for name in todo:
                 columns = {column: scores[column] for column in parameters.metric_columns(name)}
-                found[name] = self._append(name, of.side, of, of.fingerprint, columns)
-        return {name: found[name] for name in self._requests}
+                lines[name] = self._append(name, image_set.side, image_set, image_set.fingerprint, columns)
+        return {name: lines[name] for name in self._requests}
 
     def _differences(
-        self, mine: ImageSet, theirs: ImageSet, scored: Mapping[str, ScoreLine], vanilla: Mapping[str, ScoreLine]
+        self,
+        method: ImageSet,
+        baseline: ImageSet,
+        scored: Mapping[str, ScoreLine],
+        vanilla: Mapping[str, ScoreLine],
     ) -> Iterator[ScoreLine]:
-        """The method's values minus vanilla AR's over the same prompts, of the metrics that measured both alike."""
-        both = fingerprint([mine.fingerprint, theirs.fingerprint])
+        """The method's values minus those of vanilla AR on the same prompts, for metrics that scored both the same
+        way."""
+        images = images_fingerprint([method.fingerprint, baseline.fingerprint])
         for name, line in scored.items():
             other = vanilla[name]
-            if not (line.is_measured and other.is_measured) or line.basis != other.basis:
+            if not (line.is_measured and other.is_measured) or line.fingerprint != other.fingerprint:
                 continue
-            known = self.journal.newest(name, "difference", both, mine.prompts, line.basis)
-            if known is None and self._requests[name] == line.basis:
-                stderr = metrics.difference_stderr(name, mine, theirs, self._context(), self.cache)
+            difference = self.journal.newest(name, "difference", images, method.prompts, line.fingerprint)
+            if difference is None and self._requests[name] == line.fingerprint:
+                stderr = metrics.difference_stderr(name, method, baseline, self._context(), self.cache)
                 columns = _minus(line.columns, other.columns, stderr)
-                known = self._append(name, "difference", mine, both, columns)
-            if known is not None:
-                yield known
+                difference = self._append(name, "difference", method, images, columns)
+            if difference is not None:
+                yield difference
 
     def _context(self) -> metrics.ScoringContext:
         device, batch = self._where
@@ -175,47 +181,50 @@ class Scoring:
     def _commit(self) -> str:
         return origin.commit()
 
-    def _append(self, name: str, side: Side, of: ImageSet, images: str, columns: Mapping[str, Score]) -> ScoreLine:
-        """A new line of the journal."""
+    def _append(
+        self, name: str, side: Side, image_set: ImageSet, images: str, columns: Mapping[str, Score]
+    ) -> ScoreLine:
+        """Appends a line to the journal; images: the fingerprint."""
         plugins = parameters.plugins_of({"metrics": [name]})
-        basis, count = self._requests[name], len(of.images)
-        by = plugins, __version__, self._commit
-        line = ScoreLine(name, side, count, images, of.prompts, basis, columns, *by, provenance.utc())
+        fingerprint, count = self._requests[name], len(image_set.images)
+        origins = plugins, __version__, self._commit
+        line = ScoreLine(name, side, count, images, image_set.prompts, fingerprint, columns, *origins, provenance.utc())
         self.journal.add(line)
         self.added += 1
         return line
 
 
-def _minus(mine: Mapping[str, Score], theirs: Mapping[str, Score], stderr: float | None) -> dict[str, Score]:
+def _minus(method: Mapping[str, Score], baseline: Mapping[str, Score], stderr: float | None) -> dict[str, Score]:
     """The differences of some columns; stderr: of the first one."""
-    found = {}
-    for column, one in mine.items():
-        other = theirs[column].value
-        value = None if one.value is None or other is None else one.value - other
-        found[column] = Score(value, None if value is None else stderr, one.backend, "")
+    differences = {}
+    for column, score in method.items():
+        other = baseline[column].value
+        value = None if score.value is None or other is None else score.value - other
+        differences[column] = Score(value, None if value is None else stderr, score.backend, "")
         stderr = None
-    return found
+    return differences
 
 
-def _known(journal: ScoreJournal, name: str, basis: str, of: tuple[Side, str, str]) -> ScoreLine | None:
-    """The line that a request takes: with today's basis or, where the metric cannot be measured here, the newest one
-    with a value. of: side and fingerprints of images and prompts."""
-    measured = journal.newest(name, *of) if is_unmeasured(basis) else None
-    return measured or journal.newest(name, *of, basis)
+def _stored_line(journal: ScoreJournal, name: str, fingerprint: str, key: tuple[Side, str, str]) -> ScoreLine | None:
+    """The stored line for a request: the one with today's fingerprint or, if the metric cannot be measured here, the
+    newest one with a value. key: the side, and the fingerprints of images and prompts."""
+    measured = journal.newest(name, *key) if is_unmeasured(fingerprint) else None
+    return measured or journal.newest(name, *key, fingerprint)
 
 
 def stored_lines(
     requests: Mapping[str, str], journal: ScoreJournal, records: Sequence[Record], vanilla: Sequence[Record] | None
 ) -> list[ScoreLine]:
-    """The lines that a request takes without computing any, of the images of some records and of their differences from
-    vanilla AR. Where no line has today's basis, it is the newest one with a value."""
-    mine, prompts = fingerprint(r.sha256 for r in records), prompts_fingerprint(records)
-    both = None if vanilla is None else fingerprint([mine, fingerprint(r.sha256 for r in vanilla)])
-    found = []
+    """The stored lines for a request, for the images of some records and for their differences from vanilla AR.
+    Computes none. If no line has today's fingerprint, the newest line with a value is used."""
+    images, prompts = images_fingerprint(r.sha256 for r in records), prompts_fingerprint(records)
+    pair = None if vanilla is None else images_fingerprint([images, images_fingerprint(r.sha256 for r in vanilla)])
+    lines = []
     for name, text in requests.items():
-        line = _known(journal, name, text, ("method", mine, prompts)) or journal.newest(name, "method", mine, prompts)
+        key: tuple[Side, str, str] = "method", images, prompts
+        line = _stored_line(journal, name, text, key) or journal.newest(name, *key)
         if line is not None:
-            found.append(line)
-            other = both and journal.newest(name, "difference", both, prompts, line.basis)
-            found += [other] if other else []
-    return found
+            lines.append(line)
+            difference = pair and journal.newest(name, "difference", pair, prompts, line.fingerprint)
+            lines += [difference] if difference else []
+    return lines

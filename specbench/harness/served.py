@@ -1,8 +1,8 @@
-"""The images of a run from a server: requests at a fixed concurrency or at random arrivals, retries, and the records.
+"""Images from a server: requests at a fixed concurrency or at random arrival times, retries, and the records.
 
-With `request_rate`, requests arrive at random: the gaps between them are exponential and drawn from a generator keyed
-by `seed`, so that the same run has the same arrivals. A latency counts from the arrival, also where `concurrency`
-delays the request; at a fixed concurrency it counts from the sending. It ends with the complete answer, and contains
+With `request_rate`, requests arrive at random: the gaps between them are exponential and come from a generator keyed by
+`seed`, so that the same run has the same arrivals. A latency then starts at the arrival, even if `concurrency` delays
+the request; at a fixed concurrency it starts when the request is sent. It ends with the complete answer, and includes
 failed attempts and the waits between them.
 """
 
@@ -31,13 +31,13 @@ from specbench.storage import origin
 from specbench.storage.images_client import ImagesClient, Reply, RequestError, ServerKind
 from specbench.storage.package import __version__
 
-FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds before a second attempt, which double; and at most
-GIVE_UP = 10  # images in a row that failed, after which a run stops asking
-_TICK = 0.5  # seconds after which a Ctrl-C is seen
+FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds before the second attempt, doubled each time; the maximum
+GIVE_UP = 10  # a run stops after this many failed images in a row
+_TICK = 0.5  # seconds until a Ctrl-C is noticed
 
 
 def seed_of(seed: int, index: int) -> int:
-    """The seed of a request, 31 bits that look random, from the key of an image: (seed, prompt index)."""
+    """The seed of a request: 31 pseudo-random bits from the key of an image, (seed, prompt index)."""
     return int.from_bytes(hashlib.sha256(f"{seed} {index}".encode()).digest()[:4]) >> 1
 
 
@@ -50,7 +50,7 @@ def arrivals(seed: int, n: int, rate: float | None) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Answer:
-    """The end of a request: its image, or the reason why there is none; None: given up because the run stops."""
+    """The end of a request. result: its image, or why there is no image; None: given up because the run stops."""
 
     item: data.Item
     result: Reply | RequestError | None
@@ -59,7 +59,7 @@ class _Answer:
 
 
 class ServerExecutor:
-    """A server as an executor (`execution.Executor`). Raises UsageError where it does not answer, or refuses the first
+    """A server as an executor (`execution.Executor`). Raises UsageError if it does not answer, or refuses the first
     request."""
 
     def __init__(self, cfg: Mapping[str, Any], items: Sequence[data.Item]) -> None:
@@ -68,19 +68,21 @@ class ServerExecutor:
         kind = registry.find("engine", cfg["engine"])
         kind.check(cfg)
         self._kind: ServerKind = kind(cfg)
-        self._first: dict[int, str] = {}  # image -> the digest of what the warm-up had for it
+        self._first: dict[int, str] = {}  # image index -> the digest of the warm-up's image
         self._stopping = threading.Event()
         started = time.perf_counter()
         try:
-            told, names = self._client.identity()
+            reported, names = self._client.identity()
         except RequestError as e:
-            raise UsageError(f"the server at url={cfg['url']} does not answer ({e}); start it, or fix url=") from None
+            raise UsageError(
+                f"the server at url={cfg['url']} does not answer ({e}): start it, or correct url="
+            ) from None
         if cfg["model_name"] and names and cfg["model_name"] not in names:
             warn(f"the server names its model {', '.join(names[:3])}, not {cfg['model_name']}")
         model = cfg["model_name"] or (names[0] if names else "")
         if not model:
-            raise UsageError("the server does not name its model: give model_name=")
-        server = cfg["server"] or told
+            raise UsageError("the server does not name its model: set model_name=")
+        server = cfg["server"] or reported
         say(f"{cfg['url']}: {server or 'an unnamed server'}, model {model}")
         for item in items[:1] * cfg["warmup"]:
             try:
@@ -89,7 +91,7 @@ class ServerExecutor:
                 if not e.again:
                     what = "refuses a request" if e.__cause__ else "answers a request wrongly"
                     raise UsageError(f"the server {what} ({e})") from None
-                warn(f"a request before the first measured one failed: {e}")
+                warn(f"a request before the first measured request failed: {e}")
         self.joined = Joined.now(
             cfg,
             started,
@@ -98,7 +100,7 @@ class ServerExecutor:
             python=platform.python_version(),
             model=model,
             server=server,
-            # What a resumed run must find again. (It may be at another address.)
+            # A resumed run must have the same server. (Its address may change.)
             weights=f"{model} by {server or 'an unnamed server'}",
             device="served",
             resolution=None,
@@ -108,31 +110,31 @@ class ServerExecutor:
     def decode(
         self, items: Sequence[data.Item], baseline: bool = False, stop: Callable[[], bool] = never
     ) -> Iterator[list[Event]]:
-        """Requests images and yields them as they come; after `stop` returns true, requests under way are finished and
-        no new ones are sent. RunError after `GIVE_UP` failures in a row."""
+        """Requests images and yields them as they arrive. After `stop` returns true, requests in progress are finished
+        and no new ones are sent. RunError after `GIVE_UP` failures in a row."""
         rate, limit = self.cfg["request_rate"], self.cfg["concurrency"]
         limit = limit or (1 if rate is None else len(items))
         positions = {index: i for i, index in enumerate(indices.of_run(self.cfg))}
         gaps = arrivals(self.cfg["seed"], len(positions), rate)
         dues = time.monotonic() + np.cumsum(gaps[[positions[item.index] for item in items]])
         answers: queue.SimpleQueue[_Answer | BaseException] = queue.SimpleQueue()
-        sent, under_way, failed = 0, 0, 0
-        while under_way or sent < len(items):
+        sent, in_progress, failed = 0, 0, 0
+        while in_progress or sent < len(items):
             if stop():
                 self._stopping.set()
-                if not under_way:
+                if not in_progress:
                     return
             now = time.monotonic()
-            while sent < len(items) and not self._stopping.is_set() and under_way < limit and dues[sent] <= now:
+            while sent < len(items) and not self._stopping.is_set() and in_progress < limit and dues[sent] <= now:
                 due = float(dues[sent]) if rate is not None else now
                 threading.Thread(target=self._work, args=(items[sent], due, answers), daemon=True).start()
-                sent, under_way = sent + 1, under_way + 1
-            wait = max(0.0, float(dues[sent]) - now) if sent < len(items) and under_way < limit else _TICK
+                sent, in_progress = sent + 1, in_progress + 1
+            wait = max(0.0, float(dues[sent]) - now) if sent < len(items) and in_progress < limit else _TICK
             try:
                 answer = answers.get(timeout=min(wait, _TICK))
             except queue.Empty:
                 continue
-            under_way -= 1
+            in_progress -= 1
             if isinstance(answer, BaseException):
                 raise answer
             if isinstance(answer.result, RequestError):
@@ -142,7 +144,7 @@ class ServerExecutor:
                     self._stopping.set()
                     raise RunError(
                         f"{failed} images in a row failed, the last one with: {answer.result}; finished images are"
-                        " kept, and the same command goes on"
+                        " kept, and the same command continues"
                     )
             elif answer.result is not None:
                 failed = 0
@@ -151,13 +153,13 @@ class ServerExecutor:
     def _work(self, item: data.Item, due: float, answers: queue.SimpleQueue[_Answer | BaseException]) -> None:
         try:
             answers.put(self._request(item, due))
-        except BaseException as e:  # the run's own thread reports it
+        except BaseException as e:  # the main thread raises it
             answers.put(e)
 
     def _request(self, item: data.Item, due: float) -> _Answer:
         """One image, with up to `retries` further attempts."""
         attempt = 0
-        # Requests that fail together are not repeated together.
+        # A random part in each wait, so that requests that failed together are not repeated together.
         spread = np.random.default_rng([self.cfg["seed"], item.index])
         while True:
             attempt += 1
@@ -175,9 +177,9 @@ class ServerExecutor:
     def _ask(self, item: data.Item) -> Reply:
         """One request. Raises RequestError."""
         fields = self._kind.fields(item.prompt, seed_of(self.cfg["seed"], item.index))
-        for name, value in json.loads(self.cfg["extra_body"] or "{}").items():  # fields of an object join its own
-            both = isinstance(value, dict) and isinstance(fields.get(name), dict)
-            fields[name] = {**fields[name], **value} if both else value
+        for name, value in json.loads(self.cfg["extra_body"] or "{}").items():  # objects are merged
+            both_objects = isinstance(value, dict) and isinstance(fields.get(name), dict)
+            fields[name] = {**fields[name], **value} if both_objects else value
         return self._kind.read(self._client.post(self._kind.path, fields))
 
     def _image(self, answer: _Answer, reply: Reply) -> Image:

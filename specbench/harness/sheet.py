@@ -17,15 +17,15 @@ from specbench.storage.files import write_atomically
 
 SIDE = 192  # pixels; an image is enlarged by an integer factor up to this side, so that no pixel is blurred
 WIDTH = 1640  # pixels; maximum width of a page, unless a single prompt is wider
-LIMIT = 32  # prompts on the sheet of a run
-LONGEST = 500  # characters of a caption; a longer one is cut
+LIMIT = 32  # maximum number of prompts on the sheet of a run
+LONGEST = 500  # maximum number of characters in a caption; a longer one is cut
 _PAD, _GAP, _TEXT, _TITLE = 14, 4, 14, 20
 _INK, _FAINT, _PAPER = (20, 20, 20), (110, 110, 110), (255, 255, 255)
 
 
 @dataclass(frozen=True)
 class SheetCell:
-    """One prompt: its caption and its images, (H, W, 3) uint8, each with the label above it."""
+    """One prompt: its caption and its images, (H, W, 3) uint8, each with a label to print above it."""
 
     caption: str
     images: Sequence[tuple[str, np.ndarray]]
@@ -76,7 +76,7 @@ def _cut(text: str) -> str:
 
 
 def _wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> list[str]:
-    """Lines of unbroken words that fit `width` pixels; a wider word has its own line."""
+    """Lines of unbroken words that fit into `width` pixels; a wider word has a line of its own."""
     lines: list[str] = []
     for word in text.split():
         if lines and font.getlength(f"{lines[-1]} {word}") <= width:
@@ -87,8 +87,8 @@ def _wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: 
 
 
 def cells(method: str, records: RunRecords) -> list[SheetCell]:
-    """The cells of a run's first prompts, with vanilla AR's image before each of the method's where there is one."""
-    found = []
+    """The cells of a run's first prompts. If the run has a baseline, vanilla AR's image is before the method's."""
+    result = []
     numbers = [list(of_prompt) for _, of_prompt in groupby(records.wanted, indices.prompt_of)]
     for of_prompt in numbers[: max(LIMIT // len(numbers[0]), 1)]:
         images = []
@@ -96,8 +96,8 @@ def cells(method: str, records: RunRecords) -> list[SheetCell]:
             if records.vanilla is not None:
                 images.append(("vanilla", records.vanilla.image(number)))
             images.append((method, records.method.image(number)))
-        found.append(SheetCell(records.method.records[of_prompt[0]].prompt, images))
-    return found
+        result.append(SheetCell(records.method.records[of_prompt[0]].prompt, images))
+    return result
 
 
 def save(path: Path, title: str, cells: Sequence[SheetCell], remarks: Sequence[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""How far a run is, read from its folder without changing it; also while it is running."""
+"""The progress of a run, read from its folder without changing it, even while it is running."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from specbench.harness.folder import RunFolder, stored
 from specbench.rows import timing
 from specbench.rows.degenerate import of_records
 from specbench.rows.journal import Record, read_records
-from specbench.rows.scores import fingerprint
+from specbench.rows.scores import images_fingerprint
 
-_RECENT = 200  # images over which the speed is computed
+_RECENT = 200  # the speed is computed over this many images
 
 
 @dataclass(frozen=True)
 class PassProgress:
-    """One pass over the prompts: finished and remaining images, and images per second since the latest start; None
-    before the second image."""
+    """One pass over the prompts: finished and remaining images, and images per second since the latest start (None
+    before the second image)."""
 
     done: int
     left: int
@@ -31,9 +31,9 @@ class PassProgress:
 
 @dataclass(frozen=True)
 class Status:
-    """A run's folder. n: prompts; state: running, finished, stopped or not started; time_left_s: None where an
-    unfinished pass has no speed yet; failures: of images that are still missing; degenerate: what is wrong with the
-    finished images."""
+    """The state of a run. n: prompts; state: running, finished, stopped or not started; time_left_s: None if an
+    unfinished pass has no speed yet; failures: of images that are still missing; degenerate: problems of the finished
+    images."""
 
     folder: str
     state: str
@@ -49,17 +49,17 @@ class Status:
 
 
 def of_run(path: Path) -> Status:
-    """The state of the run in a folder. UsageError if it holds none that can be read."""
+    """The state of the run in a folder. UsageError if the folder holds no readable run."""
     cfg, folder = stored(path), RunFolder(path)
     started, wanted = folder.metadata().begun, indices.of_run(cfg)
     method, vanilla = _records(folder.records), _records(folder.baseline_records)
     images = _pass(method, wanted, started)
     baseline = _pass(vanilla, wanted, started) if cfg.wants_baseline else None
-    passes = [one for one in (images, baseline) if one is not None and one.left]
+    passes = [p for p in (images, baseline) if p is not None and p.left]
     done = not passes and _has_row(folder, cfg, [method[i] for i in wanted])
     state = "running" if _locked(folder.lock) else "finished" if done else "stopped"
-    times = [one.left / one.per_s if one.per_s else None for one in passes]
-    # Where the passes alternate, the time of each contains the other's.
+    times = [p.left / p.per_s if p.per_s else None for p in passes]
+    # If the passes alternate, the time of each includes the other's.
     together = max if timing.is_timed(cfg) else sum
     return Status(
         str(path),
@@ -77,7 +77,7 @@ def of_run(path: Path) -> Status:
 
 
 def not_started(path: Path, cfg: RunConfig) -> Status:
-    """The state of a run of a suite or of a grid that has no folder yet."""
+    """The state of a run in a suite or a grid that has no folder yet."""
     left = PassProgress(0, cfg.images, None)
     baseline = left if cfg.wants_baseline else None
     return Status(str(path), "not started", cfg["method"], cfg["model"], cfg.n, left, baseline, None, [], [], 0)
@@ -91,7 +91,7 @@ def _pass(records: Mapping[int, Record], wanted: Sequence[int], started: float |
     done = len(records.keys() & set(wanted))
     times = sorted((r.done, r.batch) for r in records.values() if started is not None and r.done >= started)
     recent = times[-_RECENT:]
-    batch = recent[0][1] if recent else 0  # images of the first batch, whose time is before it
+    batch = recent[0][1] if recent else 0  # the images of the first batch: the span does not contain their time
     span = recent[-1][0] - recent[0][0] if recent else 0.0
     return PassProgress(
         done, len(wanted) - done, (len(recent) - batch) / span if span > 0 and len(recent) > batch else None
@@ -99,7 +99,7 @@ def _pass(records: Mapping[int, Record], wanted: Sequence[int], started: float |
 
 
 def _locked(path: Path) -> bool:
-    """Whether a process holds a run's lock."""
+    """Whether a process has a run's lock."""
     try:
         with path.open("rb") as f:
             fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -111,15 +111,15 @@ def _locked(path: Path) -> bool:
 
 
 def _has_row(folder: RunFolder, config: RunConfig, records: Sequence[Record]) -> bool:
-    """Whether there is a row, and all metrics were tried on the images of these records."""
+    """Whether the run has a row, and all metrics were tried on the images of these records."""
     if not folder.row.is_file():
         return False
-    images = fingerprint(r.sha256 for r in records)
+    images = images_fingerprint(r.sha256 for r in records)
     tried = {line.metric for line in folder.open_scores() if line.images == images}
     return tried.issuperset(config.metrics)
 
 
 def _failures(folder: RunFolder, records: Mapping[str, Mapping[int, Record]]) -> list[dict[str, Any]]:
-    """The last failure of each image that is missing; records: of each pass, by its label."""
+    """The last failure of each missing image; records: of each pass, by its label."""
     last = {(entry["pass"], entry["index"]): entry for entry in folder.read_failures()}
     return [entry for (label, index), entry in last.items() if label in records and index not in records[label]]

@@ -1,7 +1,7 @@
-"""A worker: a loaded pipeline that yields a record of every decoded image. It uses prompts, but no folder.
+"""A worker: a loaded pipeline that yields a record of every decoded image. It needs prompts, but no folder.
 
-A run has one in its own process, or several in others (see `cluster`). A worker yields events, and the process that
-holds the run's folder records them.
+A run has one worker in its own process, or several in other processes (see `cluster`). A worker yields events, and the
+process that owns the run's folder records them.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
     Loader = Callable[[Mapping[str, Any]], BasePipeline]
-else:  # an annotation is read where pipelines are not imported
+else:  # the annotation is evaluated where pipelines are not imported
     Loader = Callable[[Mapping[str, Any]], Any]
 
 
 @dataclass(frozen=True)
 class Joined:
-    """A process is ready to decode. session: its entry in run.json, under its name."""
+    """A process is ready to decode. session: its entry in run.json; name: the key of the entry."""
 
     name: str
     session: dict[str, Any]
 
     @classmethod
     def now(cls, cfg: Mapping[str, Any], started: float, **session: Any) -> Joined:
-        """This process; started: `time.perf_counter` before it loaded."""
-        own = {
+        """This process is ready; started: `time.perf_counter` before it loaded the model."""
+        process = {
             "plugins": "; ".join(parameters.plugins_of(cfg)),
             "pid": os.getpid(),
             "started": datetime.now(UTC).isoformat(timespec="microseconds"),
             "loaded_s": round(time.perf_counter() - started, 1),
         }
-        return cls(secrets.token_hex(4), {**session, **own})
+        return cls(secrets.token_hex(4), {**session, **process})
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Shrunk:
-    """Out of memory: from here on `batch` prompts are decoded together."""
+    """Out of memory: from now on, `batch` prompts are decoded together."""
 
     batch: int
 
@@ -87,7 +87,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Died:
-    """A process that decoded is gone; others take over its images."""
+    """A decoding process died; other processes take over its images."""
 
     reason: str
 
@@ -129,9 +129,10 @@ class Worker:
         )
 
     def decode_pairs(self, items: Sequence[data.Item], stop: Callable[[], bool] = never) -> Iterator[list[Event]]:
-        """Decodes each image by the method and by vanilla AR, one directly after the other, as `decode` does; in
-        batches, batch by batch. Even images (batches) begin with the method, odd ones with vanilla AR: the ABBA order,
-        also across an interruption. After `stop` returns true, the pair in progress is finished.
+        """Decodes each image with the method and with vanilla AR, one directly after the other, and yields the same
+        events as `decode`; with a batch size above 1, batch by batch. Images (batches) with an even position start with
+        the method, the others with vanilla AR: the ABBA order, which an interruption does not change. After `stop`
+        returns true, the pair in progress is finished.
         """
         left = list(items)
         for baseline in (False, True):  # no warm-up between the halves of a pair
@@ -147,7 +148,7 @@ class Worker:
             vanilla_first = self._positions[pair[0].index] // size % 2 == 1
             for baseline in (vanilla_first, not vanilla_first):
                 self._timed += 1
-                # A peak of its own for each half: both pipelines are loaded.
+                # A separate peak for each half, although both pipelines are loaded.
                 reset_peak_memory(self._pipeline.device)
                 yield from self.decode(pair, baseline, number=self._timed)
 
@@ -158,11 +159,12 @@ class Worker:
         stop: Callable[[], bool] = never,
         number: int | None = None,
     ) -> Iterator[list[Event]]:
-        """Decodes prompts by the method, or by vanilla AR, and yields events as they happen. After `stop` returns true,
-        images in progress are finished and no new ones are started.
+        """Decodes prompts with the method, or with vanilla AR, and yields events as they happen. After `stop` returns
+        true, images in progress are finished and no new ones are started.
 
-        When memory does not suffice, the rest is decoded in batches of half the size, and an image that is too large
-        alone is a `Failure`. number: of these prompts among the timed batches; None: each batch has its own.
+        If the memory is too small, the remaining prompts are decoded in batches of half the size. An image that is too
+        large alone is a `Failure`. number: the number of these prompts among the timed batches; None: each batch gets
+        a new number.
         """
         left = list(items)
         while left and not stop():
@@ -182,7 +184,7 @@ class Worker:
                 if not out_of_memory(e):
                     raise
                 reason = " ".join(str(e).split()) or type(e).__name__
-            # Outside of the handler, which holds the frames with their tensors.
+            # After the handler, which would keep the frames with their tensors alive.
             _release(self._pipeline.device)
             left = [item for item in left if item.index not in done]
             if self._batch > 1:
@@ -214,7 +216,7 @@ class Worker:
         baseline: bool,
         timed: int | None,
     ) -> list[Image]:
-        """A record and the pixels of each finished image; items: the requested prompts; timed: as of `Record`."""
+        """A record and the pixels of each finished image; items: the requested prompts; timed: see `Record`."""
         decoded, rows = finished.decoded, len(finished.which)
         pipeline.synchronize()
         before_pixels = time.perf_counter()
@@ -261,8 +263,7 @@ class Worker:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether memory of the device or of the host did not suffice. (PyTorch's CPU allocator has no exception of its
-    own.)"""
+    """Whether the memory of the device or of the host was too small. (PyTorch's CPU allocator has no own exception.)"""
     import torch
 
     text = str(error).lower()
@@ -282,7 +283,7 @@ def _release(device: torch.device) -> None:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Starts a new peak where the device or, of the resident memory, the kernel can (Linux: proc(5), clear_refs)."""
+    """Starts a new peak on a CUDA device or, for resident memory, on Linux (proc(5), clear_refs)."""
     if device.type == "cuda":
         import torch
 
@@ -293,7 +294,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory_mib(device: torch.device) -> float:
-    """Peak memory so far in MiB: allocated on a CUDA device, resident of the process elsewhere."""
+    """Peak memory so far in MiB: allocated on a CUDA device, otherwise resident in the process."""
     if device.type == "cuda":
         import torch
 
@@ -302,5 +303,5 @@ def peak_memory_mib(device: torch.device) -> float:
         peak = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
         if peak:
             return int(peak[1]) / 1024
-    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes in a unit of ru_maxrss
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20

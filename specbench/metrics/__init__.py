@@ -1,8 +1,7 @@
 """Metrics: images and their items -> one `Score` per column of a row.
 
-A metric is one choice conf/metrics/NAME.yaml, which names a subclass of `base.Metric` as "module:Class", in this
-package or in that of a plug-in, and its options. Neither torch nor any network is imported before the first image is
-scored.
+A metric is one choice conf/metrics/NAME.yaml, which names a subclass of `base.Metric` as "module:Class" (in this
+package or in a plug-in) and its options. Neither torch nor any network is imported before the first image is scored.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class MetricChoice:
-    """A choice of conf/metrics: its name, its description in one line, and its options."""
+    """A choice of conf/metrics: its name, its one-line description, and its options."""
 
     name: str
     line: str
@@ -66,10 +65,10 @@ class MetricChoice:
 
 
 def choice(name: str) -> MetricChoice:
-    """The choice with this name. UsageError for a name that does not exist."""
-    known = parameters.single_metrics()
-    if name not in known:
-        raise errors.unknown("metric", name, known)
+    """The choice with this name. Raises UsageError if it does not exist."""
+    descriptions = parameters.single_metrics()
+    if name not in descriptions:
+        raise errors.unknown("metric", name, descriptions)
     options = dict(parameters.default("metrics", name, name))
     for declared in (
         "metric",
@@ -77,18 +76,18 @@ def choice(name: str) -> MetricChoice:
         "features",
         "files",
         "world",
-    ):  # read by others
+    ):  # keys of the choice that are not options
         options.pop(declared, None)
-    return MetricChoice(name, known[name], options)
+    return MetricChoice(name, descriptions[name], options)
 
 
 def _metric_class(chosen: MetricChoice) -> type[Metric]:
-    found: type[Metric] = registry.find("metrics", chosen.name)
-    return found
+    metric_class: type[Metric] = registry.find("metrics", chosen.name)
+    return metric_class
 
 
 def metric(name: str, context: ScoringContext) -> Metric:
-    """A metric in its scoring context; loads no network. UsageError for an unknown name or option."""
+    """A metric in its scoring context; loads no network. Raises UsageError for an unknown name or option."""
     chosen = choice(name)
     return _metric_class(chosen)(context, chosen.options)
 
@@ -110,7 +109,7 @@ def scoring_context(cfg: Mapping[str, Any], device: str = "cpu", batch: int = Sc
 
 
 def missing(name: str, context: ScoringContext) -> str:
-    """What metric `name` lacks here, in one line; empty where its weights are available."""
+    """The reason why the metric `name` cannot be measured here, in one line; empty if its weights are available."""
     try:
         metric(name, context).cache_key  # noqa: B018 (raises)
     except Unavailable as e:
@@ -125,14 +124,14 @@ def score(
     context: ScoringContext,
     cached: Outputs | None = None,
 ) -> dict[str, Score]:
-    """Column -> score of each of the named metrics, over images (N) and their items (N), paired by position.
+    """Column -> score, for the named metrics, over images (N) and their items (N), paired by position.
 
-    One batch of images is in memory at a time. Per-image scorer outputs are read from `cached`, and new ones are
-    added to it. A metric that cannot be measured here, or on these images, has scores with value None and a note with
-    the reason. The order of the pairs does not matter and, on a CPU, neither does `context.batch`.
+    One batch of images is in memory at a time. Scorer outputs are read from `cached`, and new outputs are added to it.
+    If a metric cannot be measured here, or on these images, its scores have the value None and a note with the reason.
+    The order of the pairs does not matter and, on a CPU, neither does `context.batch`.
 
-    UsageError for an unknown name, for two metrics of one column and for an image that cannot be read; ValueError
-    where images and items cannot be paired.
+    Raises UsageError for an unknown name, for two metrics with the same column and for an image that cannot be read;
+    ValueError if the numbers of images and items differ.
     """
     names = list(dict.fromkeys(names))
     parameters.check_metrics(names)
@@ -147,18 +146,18 @@ def score(
         scores[name] = (Score.unmeasured(note, backend),) * len(parameters.metric_columns(name))
 
     for name in names:
-        one = metric(name, context)
+        requested = metric(name, context)
         try:
-            cache_key = one.cache_key
+            cache_key = requested.cache_key
         except Unavailable as e:
             unmeasured(name, str(e))
             continue
         if not len(images):
             unmeasured(name, "no images")
-        elif refused := one.refuses(hashed, items):
-            unmeasured(name, refused, cache_key)
+        elif reason := requested.refuses(hashed, items):
+            unmeasured(name, reason, cache_key)
         else:
-            groups.setdefault(cache_key, {})[name] = one
+            groups.setdefault(cache_key, {})[name] = requested
     for cache_key, group in groups.items():
         try:
             outputs, order = _sorted_outputs(next(iter(group.values())), hashed, items, cached)
@@ -167,24 +166,24 @@ def score(
                 unmeasured(name, str(e))
             continue
         paired = [items[i] for i in order]
-        for name, one in group.items():
+        for name, member in group.items():
             cached.name(name, cache_key)
             try:
-                found = over_prompts(one, one.score(outputs, paired), outputs, paired)
-                scores[name] = tuple(map(_finite, found))
+                values = over_prompts(member, member.score(outputs, paired), outputs, paired)
+                scores[name] = tuple(map(_finite, values))
             except Unavailable as e:
                 unmeasured(name, str(e), cache_key)
     columns = {name: parameters.metric_columns(name) for name in names}
-    return {column: one for name in names for column, one in zip(columns[name], scores[name], strict=True)}
+    return {column: value for name in names for column, value in zip(columns[name], scores[name], strict=True)}
 
 
-def scorer_outputs(one: Metric, images: Images, items: Sequence[PromptItem], cached: Outputs) -> np.ndarray:
-    """Outputs (N, width) of the scorer of a metric for images (N) and their items (N), in their order.
+def scorer_outputs(metric: Metric, images: Images, items: Sequence[PromptItem], cached: Outputs) -> np.ndarray:
+    """Outputs (N, width) of the metric's scorer for images (N) and their items (N), in their order.
 
-    No score is computed. Outputs are cached as in `score`. Raises as `score`, and Unavailable.
+    No score is computed. Outputs are cached as in `score`. Raises the errors of `score`, and Unavailable.
     """
-    found, order = _sorted_outputs(one, _HashedImages(images), items, cached)
-    return found[np.argsort(order)]
+    outputs, order = _sorted_outputs(metric, _HashedImages(images), items, cached)
+    return outputs[np.argsort(order)]
 
 
 class Scored(Protocol):
@@ -196,45 +195,43 @@ class Scored(Protocol):
     def items(self) -> Sequence[PromptItem]: ...
 
 
-def difference_stderr(
-    name: str, mine: Scored, theirs: Scored, context: ScoringContext, cached: Outputs
-) -> float | None:
-    """The standard error of a metric over `mine` minus that over `theirs`, in its first column. It is over pairs of
-    images, or over prompts where these have several.
+def difference_stderr(name: str, a: Scored, b: Scored, context: ScoringContext, cached: Outputs) -> float | None:
+    """The standard error of the metric's first column over `a` minus over `b`: over pairs of images, or over prompts if
+    prompts have several images.
 
-    None where the metric is no mean over images and the influence of an image on it is not known. The outputs of the
-    scorer are read from `cached`.
+    None if the metric is not a mean over images and the influence of an image on it is unknown. The scorer's outputs
+    are read from `cached`.
     """
-    one = metric(name, context)
+    chosen = metric(name, context)
     sides = []
     try:
-        for some in (mine, theirs):
-            outputs = scorer_outputs(one, some.images, some.items, cached)
-            own = one.per_image(outputs)
-            sides.append(one.influences(outputs, some.items) if own is None else own)
+        for side in (a, b):
+            outputs = scorer_outputs(chosen, side.images, side.items, cached)
+            per_image = chosen.per_image(outputs)
+            sides.append(chosen.influences(outputs, side.items) if per_image is None else per_image)
     except Unavailable:
         return None
     if sides[0] is None or sides[1] is None:
         return None
-    moved: np.ndarray = sides[0] - sides[1]
-    return mean(moved.tolist(), by_prompt(mine.items)).stderr if np.isfinite(moved).all() else None
+    differences: np.ndarray = sides[0] - sides[1]
+    return mean(differences.tolist(), by_prompt(a.items)).stderr if np.isfinite(differences).all() else None
 
 
-def _finite(one: Score) -> Score:
-    """A score of NaN or inf becomes an unmeasured one."""
-    if one.value is None or math.isfinite(one.value):
-        return one
-    return Score.unmeasured("; ".join(filter(None, [f"the value is {one.value}", one.note])), one.backend)
+def _finite(score: Score) -> Score:
+    """A score of NaN or inf becomes an unmeasured score."""
+    if score.value is None or math.isfinite(score.value):
+        return score
+    return Score.unmeasured("; ".join(filter(None, [f"the value is {score.value}", score.note])), score.backend)
 
 
 class _HashedImages:
-    """Images that are checked when they are read, and whose digests are stored. The list `digests` of the `Images` is
-    used where there is one: those of a run, which holds the digests already, and files."""
+    """Images that are checked when they are read, and whose digests are kept. If the `Images` have a list `digests` (of
+    a run, or of files), it is used."""
 
     def __init__(self, images: Images) -> None:
         self._images = images
-        known = getattr(images, "digests", None)
-        self.digests: list[str | None] = [None] * len(images) if known is None else known
+        digests = getattr(images, "digests", None)
+        self.digests: list[str | None] = [None] * len(images) if digests is None else digests
 
     def __len__(self) -> int:
         return len(self._images)
@@ -247,68 +244,72 @@ class _HashedImages:
         return image
 
     def key(self, index: int, prompt: str | None) -> str | None:
-        """The key of an image in an `OutputCache`; None before the image was read."""
+        """The key of an image in an `OutputCache`; None before the image is read."""
         digest = self.digests[index]
         return None if digest is None else image_key(digest, prompt)
 
 
 def _sorted_outputs(
-    one: Metric, images: _HashedImages, items: Sequence[PromptItem], cached: Outputs
+    metric: Metric, images: _HashedImages, items: Sequence[PromptItem], cached: Outputs
 ) -> tuple[np.ndarray, list[int]]:
-    """The scorer's outputs (N, width) for all images and, for each row, the index of its image.
+    """The scorer's outputs (N, width) for all images, and the index of the image of each row.
 
-    The rows are in the order of their keys, so that sums over them do not depend on the order of the images.
+    The rows are sorted by their keys, so that sums over them do not depend on the order of the images.
     """
-    outputs = cached.cache(one.cache_key)
-    prompts = [item.prompt if one.reads_prompt else None for item in items]
+    outputs = cached.cache(metric.cache_key)
+    prompts = [item.prompt if metric.reads_prompt else None for item in items]
     todo = [i for i, prompt in enumerate(prompts) if (key := images.key(i, prompt)) is None or key not in outputs]
     if todo:
-        _add_outputs(one, images, items, prompts, outputs, todo)
+        _add_outputs(metric, images, items, prompts, outputs, todo)
     keys = [images.key(i, prompt) or "" for i, prompt in enumerate(prompts)]
     order = sorted(range(len(keys)), key=lambda i: (keys[i], items[i].id, items[i].prompt, items[i].labels or ()))
     return outputs.rows([keys[i] for i in order]), order
 
 
 def _add_outputs(
-    one: Metric,
+    metric: Metric,
     images: _HashedImages,
     items: Sequence[PromptItem],
     prompts: Sequence[str | None],
     outputs: OutputCache,
     todo: Sequence[int],
 ) -> None:
-    """Reads the images at the indices `todo` in batches, and adds the absent outputs to the cache."""
+    """Reads the images at the indices `todo` in batches, and adds the missing outputs to the cache."""
     scorer: Scorer | None = None
-    size = one.context.batch
+    size = metric.context.batch
     interval = 0.2 if sys.stderr.isatty() else 20.0
     readers = ThreadPoolExecutor(max(1, min(8, size, os.cpu_count() or 1)))
     with (
-        _exact(one.context.device),
+        _exact(metric.context.device),
         readers,
         tqdm(
-            total=len(images), initial=len(images) - len(todo), desc=one.cache_key, unit="image", mininterval=interval
+            total=len(images),
+            initial=len(images) - len(todo),
+            desc=metric.cache_key,
+            unit="image",
+            mininterval=interval,
         ) as bar,
     ):
         for start in range(0, len(todo), size):
             rows = todo[start : start + size]
             batch = list(readers.map(images.__getitem__, rows))
-            absent: dict[str, int] = {}  # key -> index in the batch; equal images are scored once
+            missing: dict[str, int] = {}  # key -> index in the batch; equal images are scored once
             for position, i in enumerate(rows):
                 key = images.key(i, prompts[i])
                 assert key is not None  # it was read
                 if key not in outputs:
-                    absent.setdefault(key, position)
-            if absent:
-                scorer = scorer or one.scorer()
-                found = scorer([batch[p] for p in absent.values()], [items[rows[p]] for p in absent.values()])
-                outputs.add(list(absent), found)
+                    missing.setdefault(key, position)
+            if missing:
+                scorer = scorer or metric.scorer()
+                computed = scorer([batch[p] for p in missing.values()], [items[rows[p]] for p in missing.values()])
+                outputs.add(list(missing), computed)
             del batch  # before the next batch is read
             bar.update(len(rows))
 
 
 @contextmanager
 def _exact(device: str) -> Iterator[None]:
-    """No reduced precision on a GPU: a score must not depend on where it is computed by more than rounding."""
+    """Disables reduced precision on a GPU: scores on different devices must differ by rounding only."""
     if not device.startswith("cuda"):
         yield
         return

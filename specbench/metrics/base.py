@@ -1,8 +1,8 @@
-"""What all metrics share. A metric is a statistic over a scorer's outputs for each image.
+"""The base classes of metrics. A metric is a statistic over a scorer's outputs for each image.
 
-A `Scorer` is a network. It maps an image, and for some its prompt, to a few numbers (features, a cosine, a
-reward). Its outputs are cached (see `outputs`): scoring resumes, several metrics share one pass, and two runs can be
-compared image by image. A metric maps the outputs of all images to one value per column. Imports nothing heavy.
+A `Scorer` is a network. It maps an image, and for some scorers its prompt, to a few numbers (features, a cosine, a
+reward). Its outputs are cached (see `outputs`), so that scoring resumes, several metrics share one pass, and two runs
+can be compared image by image. A metric maps the outputs of all images to one value per column. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PromptItem(Protocol):
 
 
 class Images(Protocol):
-    """Images that are read on access: each (H, W, 3) uint8, of its own size."""
+    """Images that are read on access: (H, W, 3) uint8; their sizes may differ."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> np.ndarray: ...
@@ -48,10 +48,13 @@ class Images(Protocol):
 
 @dataclass(frozen=True)
 class ScoringContext:
-    """The scoring context of a metric. assets: folder of the embedded evaluators; weights: of the real ones, in a
-    sub-folder each (`home.metrics_folder()` unless the user names another); reference: statistics of real images, None
-    for those that `specbench reference` made for `data`; data: the data set's name; device, batch: of the scorer's
-    forward passes."""
+    """The scoring context of a metric.
+
+    assets: folder of the embedded evaluators; weights: folder of the real evaluators, with one sub-folder per
+    evaluator (`home.metrics_folder()` unless the user names another); reference: file with statistics of real images,
+    or None for the file that `specbench reference` made for `data`; data: name of the data set; device, batch: of the
+    scorer's forward passes.
+    """
 
     assets: Path
     weights: Path
@@ -61,22 +64,22 @@ class ScoringContext:
     batch: int = 64
 
 
-class Unavailable(Exception):  # noqa: N818 (no error: the run goes on)
-    """A metric cannot be measured here; the text is one line on what to fetch and where to put it."""
+class Unavailable(Exception):  # noqa: N818 (no error: the run continues)
+    """A metric cannot be measured here. The message is one line: what to fetch and where to put it."""
 
 
 class Scorer(ABC):
-    """A scorer: a network on a device, ready to use."""
+    """A network on a device, ready to use."""
 
     @abstractmethod
     def __call__(self, images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> np.ndarray:
-        """Outputs (B, width) float32 or float64 of B images (H, W, 3) uint8. Each row depends on its own image and
-        item alone, not on the others in the batch; the rounding of float32 may depend on its place in the batch."""
+        """Outputs (B, width) float32 or float64 of B images (H, W, 3) uint8. A row depends only on its image and item,
+        not on the rest of the batch; only the rounding of float32 may depend on the position in the batch."""
 
 
 class SingleImageScorer(Scorer):
-    """A scorer that takes one image at a time on a CPU. The CPU kernels, and so the last bits, change with the batch
-    size; one image through a large network keeps all cores busy."""
+    """A scorer that takes one image at a time on a CPU. There, the kernels and therefore the last bits change with the
+    batch size; a large network keeps all cores busy with one image."""
 
     device: str
 
@@ -87,7 +90,7 @@ class SingleImageScorer(Scorer):
 
     @abstractmethod
     def batch(self, images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> np.ndarray:
-        """As `__call__`, in one forward pass."""
+        """Like `__call__`, in one forward pass."""
 
 
 class NetworkScorer(SingleImageScorer):
@@ -100,17 +103,17 @@ class NetworkScorer(SingleImageScorer):
         import torch
 
         with torch.inference_mode():
-            found: np.ndarray = self.outputs(images, items).cpu().numpy()
-        return found
+            outputs: np.ndarray = self.outputs(images, items).cpu().numpy()
+        return outputs
 
 
 class QuestionScorer(Scorer):
-    """VQA models that answer a different number of questions about each image: its scores, and NaN up to `MOST`.
+    """A VQA model that answers questions about each image. Images may have different numbers of questions.
 
-    scores: an image and its item -> the score of each question, in order. Outputs (B, MOST) float64.
+    scores: an image and its item -> the score of each question, in order. Outputs (B, MOST) float64, padded with NaN.
     """
 
-    MOST = 128  # questions about an image: every output of a scorer has the same width
+    MOST = 128  # questions about an image: all outputs of a scorer have the same width
 
     def __init__(self, scores: Callable[[np.ndarray, PromptItem], Sequence[float]]) -> None:
         self.scores = scores
@@ -126,13 +129,13 @@ class QuestionScorer(Scorer):
 class Metric(ABC):
     """One choice of conf/metrics: a statistic with its options, in a scoring context.
 
-    options: the keys of the choice's file except `metric`; a subclass checks them (see `chosen`) and raises UsageError
-    naming the ones it has.
+    options: the keys of the choice's file except `metric`. A subclass checks them (see `chosen`) and raises a
+    UsageError that lists its options.
     """
 
-    reads_prompt: ClassVar[bool] = False  # whether a scorer's output depends on the item, too
-    features: ClassVar[bool] = False  # whether a scorer's output describes an image, rather than rates it
-    counts_prompts: ClassVar[bool] = False  # whether its own standard errors are over prompts, not images
+    reads_prompt: ClassVar[bool] = False  # whether the scorer's output also depends on the item
+    features: ClassVar[bool] = False  # whether the scorer's output describes an image instead of rating it
+    counts_prompts: ClassVar[bool] = False  # whether `score` computes standard errors over prompts, not images
 
     def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
         self.context, self.options = context, dict(options)
@@ -140,13 +143,13 @@ class Metric(ABC):
     @property
     @abstractmethod
     def cache_key(self) -> str:
-        """What the scorer's outputs depend on: its name, its weights' hash, its resize, such as
+        """Identifies the scorer's outputs by the scorer's name, the hash of its weights and its resize, such as
         "inception@6726825d, 299 bilinear". Metrics with the same `cache_key` share the outputs. Loads no network.
-        Raises Unavailable where the weights are not here."""
+        Raises Unavailable if the weights are missing."""
 
-    def basis(self) -> str:
-        """Everything that determines the value apart from the images and items, as text: when it changes, a row is
-        computed again. A metric with a reference adds that reference's label. Raises Unavailable as `cache_key`."""
+    def fingerprint(self) -> str:
+        """Everything except images and items that determines the value, as text. When it changes, a row is computed
+        again. A metric with a reference adds the reference's label. Raises Unavailable as `cache_key` does."""
         return f"{self.cache_key} {json.dumps(self.options, sort_keys=True)}"
 
     @abstractmethod
@@ -154,30 +157,30 @@ class Metric(ABC):
         """The scorer, loaded on the context's device. Raises Unavailable, or UsageError for wrong weights."""
 
     def refuses(self, images: Images, items: Sequence[PromptItem]) -> str:
-        """Why these images and items cannot be scored, as a note; empty where they can. May be costly."""
+        """Why these images and items cannot be scored, as a note; empty if they can. May be costly."""
         return ""
 
     @abstractmethod
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
-        """One `Score` for each of its columns (see conf/metrics), from the scorer's outputs (N, width), N >= 1, paired
-        with the items by position. Depends on the set of pairs alone, not on their order. Raises Unavailable where a
-        reference is absent.
+        """One `Score` per column (see conf/metrics), from the scorer's outputs (N, width), N >= 1, which are paired
+        with the items by position. The order of the pairs does not matter. Raises Unavailable if a reference is
+        missing.
         """
 
     def per_image(self, outputs: np.ndarray) -> np.ndarray | None:
-        """The images' own scores (N,) float64, whose mean is the value of the first column, from the scorer's outputs
-        (N, width); None for a metric that is no such mean."""
+        """The scores (N,) float64 of the images, whose mean is the value of the first column, from the scorer's outputs
+        (N, width). None if the metric is not such a mean."""
         return None
 
     def influences(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray | None:
-        """How each image moves the value of the first column where that is no mean, from what `score` takes: (N,)
-        float64 of mean zero, in row order. To first order an image adds its influence / N, so that the value's
-        standard error is sqrt(sum influence^2) / N. None where it is not known, or for too few images."""
+        """The influence of each image on the first column if that is not a mean, from the arguments of `score`: (N,)
+        float64 with mean zero, in row order. To first order, an image adds its influence / N to the value, so the
+        standard error is sqrt(sum influence^2) / N. None if it is unknown, or for too few images."""
         return None
 
 
 class MeanMetric(Metric):
-    """The mean of a score per image, which is the first of a scorer's outputs."""
+    """The mean over images of the scorer's first output."""
 
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         return (Score(*mean(self.per_image(outputs).tolist()), self.backend(), self.note(outputs, items)),)
@@ -195,34 +198,36 @@ class MeanMetric(Metric):
 
 
 def by_prompt(items: Sequence[PromptItem]) -> list[int] | None:
-    """A number for each item's prompt, where some prompts have several images, which are not independent; else None.
-    Items of one id are of one prompt; those without an id are each of their own."""
+    """The number of each item's prompt if a prompt has several images (which are not independent), else None. Items
+    with the same id have the same prompt; an item without an id has its own prompt."""
     numbers: dict[str | int, int] = {}
-    found = [numbers.setdefault(item.id or i, len(numbers)) for i, item in enumerate(items)]
-    return found if len(numbers) < len(found) else None
+    prompts = [numbers.setdefault(item.id or i, len(numbers)) for i, item in enumerate(items)]
+    return prompts if len(numbers) < len(prompts) else None
 
 
 def over_prompts(
     metric: Metric, scores: tuple[Score, ...], outputs: np.ndarray, items: Sequence[PromptItem]
 ) -> tuple[Score, ...]:
-    """The scores of a metric over images of which several may share a prompt, with standard errors over prompts.
+    """The scores of a metric, with standard errors over prompts if several images share a prompt.
 
-    To first order an image adds 1/N of its influence to the value of the first column, so a prompt adds the sum over
-    its images. The error of a value whose influences are not known is left out.
+    To first order, an image adds 1/N of its influence to the first column, and a prompt adds the sum over its images. A
+    value whose influences are unknown gets no error.
     """
     groups = by_prompt(items)
     if groups is None or metric.counts_prompts:
         return scores
-    own = metric.per_image(outputs)
-    moved = metric.influences(outputs, items) if own is None else own - own.mean()
-    errors = [None if moved is None else mean(moved.tolist(), groups).stderr, *(len(scores) - 1) * [None]]
+    per_image = metric.per_image(outputs)
+    influences = metric.influences(outputs, items) if per_image is None else per_image - per_image.mean()
+    errors = [None if influences is None else mean(influences.tolist(), groups).stderr, *(len(scores) - 1) * [None]]
     return tuple(
-        one if one.stderr is None else replace(one, stderr=error) for one, error in zip(scores, errors, strict=True)
+        score if score.stderr is None else replace(score, stderr=error)
+        for score, error in zip(scores, errors, strict=True)
     )
 
 
 def chosen(metric: type[Metric], options: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a metric: those of `known`, whose values are the defaults. UsageError for another option."""
+    """The options of a metric, completed with the defaults of `known`. Raises UsageError for an option not in
+    `known`."""
     if options and not known:
         raise UsageError(f"{metric.__name__} has no options: leave out {', '.join(options)}")
     for name in options:
@@ -232,12 +237,12 @@ def chosen(metric: type[Metric], options: Mapping[str, Any], known: Mapping[str,
 
 
 def cut_captions(cut: int, count: int, tokens: int) -> str:
-    """The note of a metric whose network reads at most `tokens` tokens of a caption, which cuts some of `count`."""
+    """The note that a network reads at most `tokens` tokens and so cuts off the end of `cut` of `count` captions."""
     return f"{cut} of {count} captions have more than {tokens} tokens and lose their end" if cut else ""
 
 
 def not_below_zero(score: Score) -> tuple[Score, ...]:
-    """A mean cosine as CLIP score defines it: 0 where it is negative, with a note."""
+    """A mean cosine as CLIP score defines it: 0 if it is negative, with a note."""
     if score.value is None or score.value >= 0:
         return (score,)
     note = "; ".join(filter(None, ["the mean cosine is negative, which counts as 0", score.note]))

@@ -1,7 +1,7 @@
 """ImageReward's network: transformers' BLIP for images and text, and a few linear layers on the text's first state.
 
-The official file holds the layout of BLIP's own code. `table` maps each of its tensors. Two projections of BLIP's
-pretraining are in the file and not used; neither is a list of positions, which some of its files have.
+The official file has the layout of BLIP's code; `table` maps each tensor. Two projections of BLIP's pretraining, and a
+list of positions that some files have, are not used.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ TEXT: dict[str, Any] = {
 }
 #: Widths of the linear layers after the text tower.
 HEAD = (1024, 128, 64, 16, 1)
-#: Mean and standard deviation of the training data's rewards: a reward is reduced by one and divided by the other.
+#: Mean and standard deviation of the rewards on the training data, which normalise a reward.
 MEAN, DEVIATION = 0.16717362830052426, 1.0333394966054072
-#: Tokens of a caption, including the first and the last mark.
+#: Tokens of a caption, including the start and the end token.
 TOKENS = 35
 UNUSED = [r"blip\.(vision|text)_proj\.(weight|bias)", r"blip\.text_encoder\.embeddings\.position_ids"]
 
@@ -59,14 +59,14 @@ class Blip(nn.Module):
         across: dict[str, Any] = {"is_decoder": True, "encoder_hidden_size": VISION["hidden_size"]}
         self.vision = BlipVisionModel(BlipVisionConfig(**VISION, **plain))
         self.text = BlipTextModel(BlipTextConfig(**TEXT, **across, **plain), add_pooling_layer=False)
-        with torch.device("cpu"):  # in no file
+        with torch.device("cpu"):  # no file stores it
             positions = torch.arange(TEXT["max_position_embeddings"])[None]
         self.text.embeddings.register_buffer("position_ids", positions, persistent=False)
         widths = (TEXT["hidden_size"], *HEAD)
         self.head = nn.ModuleList(nn.Linear(*pair) for pair in itertools.pairwise(widths))
 
     def forward(self, x: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
-        """x (B, 3, S, S); ids, mask (B, T) int64, the mask 1 where a token is -> rewards (B,)."""
+        """x (B, 3, S, S); ids, mask (B, T) int64, the mask is 1 at tokens -> rewards (B,)."""
         image_states = self.vision(pixel_values=x).last_hidden_state
         text_states = self.text(
             input_ids=ids,
@@ -75,7 +75,7 @@ class Blip(nn.Module):
             encoder_attention_mask=torch.ones(image_states.shape[:2], dtype=torch.long, device=x.device),
         )
         state: Tensor = text_states.last_hidden_state[:, 0]
-        for layer in self.head:  # dropout between them, in training; no other nonlinearity
+        for layer in self.head:  # no nonlinearity between them, only dropout in training
             state = layer(state)
         return (state[:, 0] - MEAN) / DEVIATION
 
@@ -104,15 +104,18 @@ def table() -> Table:
         "mlp.fc2": "mlp.fc2",
     }
     for n in range(VISION["num_hidden_layers"]):
-        layers |= {f"{image}blocks.{n}.{theirs}": f"vision.encoder.layers.{n}.{ours}" for theirs, ours in block.items()}
-    both = "self.query self.key self.value output.dense output.LayerNorm".split()
-    bert = [f"{kind}.{part}" for kind in ("attention", "crossattention") for part in both]
+        layers |= {
+            f"{image}blocks.{n}.{original_name}": f"vision.encoder.layers.{n}.{parameter}"
+            for original_name, parameter in block.items()
+        }
+    layers_of_block = "self.query self.key self.value output.dense output.LayerNorm".split()
+    bert = [f"{kind}.{part}" for kind in ("attention", "crossattention") for part in layers_of_block]
     for n in range(TEXT["num_hidden_layers"]):
         for part in (*bert, "intermediate.dense", "output.dense", "output.LayerNorm"):
             layers[f"{text}encoder.layer.{n}.{part}"] = f"text.encoder.layer.{n}.{part}"
-    for theirs, ours in layers.items():
-        parameters |= {f"{theirs}.{kind}": f"{ours}.{kind}" for kind in ("weight", "bias")}
-    return {theirs: ParameterSlice(ours) for theirs, ours in parameters.items()}
+    for original_name, parameter in layers.items():
+        parameters |= {f"{original_name}.{kind}": f"{parameter}.{kind}" for kind in ("weight", "bias")}
+    return {original_name: ParameterSlice(parameter) for original_name, parameter in parameters.items()}
 
 
 def load(path: Path, device: str) -> Blip:
@@ -121,10 +124,10 @@ def load(path: Path, device: str) -> Blip:
 
 
 class Captions:
-    """BERT's lower-case tokenizer with the two marks that BLIP adds, from a vocab.txt."""
+    """BERT's lower-case tokenizer with the two special tokens that BLIP adds, from a vocab.txt."""
 
     def __init__(self, path: Path) -> None:
-        """Raises UsageError for a file that is not the vocabulary of bert-base-uncased, by its size and marks."""
+        """Raises UsageError if the file, by its size and special tokens, is not bert-base-uncased's vocabulary."""
         from tokenizers import BertWordPieceTokenizer
 
         size = TEXT["vocab_size"] - 2
@@ -143,10 +146,10 @@ class Captions:
         self._tokenizer.enable_padding(length=TOKENS, pad_id=marks["[PAD]"])
 
     def __call__(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """N captions -> ids and mask, both (N, 35) int64. A longer caption loses its end."""
-        found = self._tokenizer.encode_batch(list(captions))
-        return torch.tensor([e.ids for e in found]), torch.tensor([e.attention_mask for e in found])
+        """N captions -> ids and mask, both (N, 35) int64. The end of a longer caption is cut off."""
+        encoded = self._tokenizer.encode_batch(list(captions))
+        return torch.tensor([e.ids for e in encoded]), torch.tensor([e.attention_mask for e in encoded])
 
     def too_long(self, captions: Sequence[str]) -> int:
-        """How many captions lose their end."""
+        """How many captions are cut off."""
         return sum(bool(e.overflowing) for e in self._tokenizer.encode_batch(list(captions)))

@@ -1,6 +1,6 @@
-"""CLIP in transformers' layout: the networks of files that hold a CLIPModel, such as OpenAI's on the hub.
+"""CLIP in transformers' layout, for files that store a CLIPModel, such as OpenAI's on the Hugging Face hub.
 
-A network is built from the sizes here, not from a config.json, and filled with the file's tensors by their names.
+A network is built from the sizes below, not from a config.json, and filled with the file's tensors by name.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ H14: dict[str, Any] = {
     },
     "projection_dim": 1024,
 }
-#: What such a file holds and a tower for images does not need: the tower for text, and positions that are counted.
+#: Tensors of such a file that an image tower does not need: the text tower, and lists of positions.
 _TEXT = [r"text_model\..*", r"text_projection\.weight", "logit_scale"]
 _COUNTED = [r".*\.position_ids"]
 
@@ -70,13 +70,13 @@ _COUNTED = [r".*\.position_ids"]
 def load_image_tower(
     path: Path, device: str, settings: dict[str, Any] | None = None, dtype: torch.dtype = torch.float32
 ) -> nn.Module:
-    """CLIPVisionModelWithProjection of a file. Raises UsageError for a file with other tensors."""
+    """The CLIPVisionModelWithProjection of a file. Raises UsageError for a file with other tensors."""
     config = CLIPVisionConfig(**(settings or L14_336))
     return _load(lambda: CLIPVisionModelWithProjection(config), path, device, _TEXT, dtype)
 
 
 def load_both(path: Path, device: str, settings: dict[str, Any] | None = None) -> nn.Module:
-    """CLIPModel of a file, in float32. Raises UsageError for a file with other tensors."""
+    """The CLIPModel of a file, in float32. Raises UsageError for a file with other tensors."""
     config = CLIPConfig(**(settings or H14))
     return _load(lambda: CLIPModel(config), path, device, [])
 
@@ -90,7 +90,7 @@ def _load(
 ) -> nn.Module:
     def counted() -> nn.Module:
         network = build()
-        for part in network.modules():  # lists of positions, which are in no file
+        for part in network.modules():  # lists of positions, which no file stores
             if (old := part._buffers.get("position_ids")) is not None:
                 with torch.device("cpu"):
                     part.register_buffer("position_ids", torch.arange(old.shape[-1])[None], persistent=False)
@@ -102,7 +102,7 @@ def _load(
 class CLIPCaptions:
     """CLIP's tokens as transformers' fast tokenizer computes them, from open_clip's copy of OpenAI's vocabulary.
 
-    open_clip itself first repairs a caption (ftfy: “ becomes ") and unescapes HTML, which transformers does not.
+    open_clip first repairs a caption (ftfy: “ becomes ") and unescapes HTML; transformers does not.
     """
 
     LENGTH = 77
@@ -110,38 +110,38 @@ class CLIPCaptions:
     def __init__(self) -> None:
         from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
-        theirs = weights.package("open_clip").SimpleTokenizer()
-        vocabulary = dict(theirs.encoder)
-        start, end = sorted(vocabulary, key=vocabulary.__getitem__)[-2:]  # the marks of a caption's ends come last
-        merges = sorted(theirs.bpe_ranks, key=theirs.bpe_ranks.__getitem__)
-        found = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, end_of_word_suffix="</w>", unk_token=end))
-        found.normalizer = normalizers.Sequence(
+        open_clip_tokenizer = weights.package("open_clip").SimpleTokenizer()
+        vocabulary = dict(open_clip_tokenizer.encoder)
+        start, end = sorted(vocabulary, key=vocabulary.__getitem__)[-2:]  # the start and end tokens come last
+        merges = sorted(open_clip_tokenizer.bpe_ranks, key=open_clip_tokenizer.bpe_ranks.__getitem__)
+        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, end_of_word_suffix="</w>", unk_token=end))
+        tokenizer.normalizer = normalizers.Sequence(
             [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
         )
         pattern = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
-        found.pre_tokenizer = pre_tokenizers.Sequence(
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Split(Regex(pattern), behavior="removed", invert=True),
                 pre_tokenizers.ByteLevel(add_prefix_space=False),
             ]
         )
-        found.post_processor = processors.RobertaProcessing(
+        tokenizer.post_processor = processors.RobertaProcessing(
             (end, vocabulary[end]), (start, vocabulary[start]), trim_offsets=False, add_prefix_space=False
         )
-        found.enable_truncation(self.LENGTH)
-        found.enable_padding(length=self.LENGTH, pad_id=vocabulary[end], pad_token=end)
-        self._tokenizer = found
+        tokenizer.enable_truncation(self.LENGTH)
+        tokenizer.enable_padding(length=self.LENGTH, pad_id=vocabulary[end], pad_token=end)
+        self._tokenizer = tokenizer
 
     def __call__(self, captions: Sequence[str]) -> Tensor:
-        """N captions -> ids (N, 77) int64. A longer caption is cut before the mark of its end."""
-        return torch.tensor([one.ids for one in self._tokenizer.encode_batch(list(captions))])
+        """N captions -> ids (N, 77) int64. A longer caption is cut off and keeps its end token."""
+        return torch.tensor([encoded.ids for encoded in self._tokenizer.encode_batch(list(captions))])
 
     def too_long(self, captions: Sequence[str]) -> int:
-        """How many captions lose their end."""
-        return sum(bool(one.overflowing) for one in self._tokenizer.encode_batch(list(captions)))
+        """How many captions are cut off."""
+        return sum(bool(encoded.overflowing) for encoded in self._tokenizer.encode_batch(list(captions)))
 
 
 @cache
 def captions() -> CLIPCaptions:
-    """The tokenizer, made once."""
+    """The tokenizer, built once."""
     return CLIPCaptions()

@@ -1,7 +1,7 @@
-"""What metrics share that compare the features of images with those of real ones.
+"""Base classes of metrics that compare the features of images with the features of real images.
 
-The real ones are those of the file `context.reference`, or those that `specbench reference` read for the data set of
-the scoring context. Features are the first columns of a scorer's outputs.
+The statistics of real images come from the file `context.reference`, or from the file that `specbench reference` made
+for the data set of the scoring context. Features are the first columns of a scorer's outputs.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 
     from specbench.metrics.frechet import Moments
 
-CROP = ", crop "  # precedes the side in a cache key (`Metric.cache_key`) of features that have a crop
+CROP = ", crop "  # precedes the crop's side in a `Metric.cache_key`
 
 
 class ComparedMetric(Metric):
-    """A metric of the features of a set of images and of real ones."""
+    """A metric of the features of generated and of real images."""
 
     features = True
-    needs_features: ClassVar[bool] = False  # of the real images one by one, not only their moments
+    needs_features: ClassVar[bool] = False  # whether it needs the features of single real images
 
     @property
     @abstractmethod
     def width(self) -> int:
-        """Number of features of an image."""
+        """Number of features per image."""
 
     @property
     @abstractmethod
     def of_real(self) -> str:
         """The metric whose name makes `specbench reference` compute these features of real images."""
 
-    def basis(self) -> str:
-        return f"{super().basis()} reference {self.reference.label}"
+    def fingerprint(self) -> str:
+        return f"{super().fingerprint()} reference {self.reference.label}"
 
     def refuses(self, images: Images, items: Sequence[PromptItem]) -> str:
         try:
@@ -56,44 +56,44 @@ class ComparedMetric(Metric):
 
     @cached_property
     def reference(self) -> ReferenceStatistics:
-        """Statistics of real images, of this feature extractor where they name one. Raises Unavailable where there are
-        none, UsageError where they are damaged or of another feature extractor."""
+        """Statistics of real images. Raises Unavailable if they are missing, and UsageError if the file is damaged or
+        names another feature extractor."""
         cache_key, data = self.cache_key, self.context.data
         crop = f" crop={cache_key.partition(CROP)[2]}" if CROP in cache_key else ""
         command = f"specbench reference data={data or 'NAME'} images=DIR metrics={self.of_real}{crop}"
         path = self.context.reference or references.default_path(data, cache_key)
         if self.context.reference is None and not path.is_file():
             raise Unavailable(
-                f"no statistics of real images: run `{command}`, or give another data set's, reference=NAME, or those"
-                f" in a file, reference=FILE{self.others(data)}"
+                f"no statistics of real images: run `{command}`, or give the statistics of another data set,"
+                f" reference=NAME, or a file, reference=FILE{self.others(data)}"
             )
-        found = references.read(path, self.width)
-        if found.cache_key and found.cache_key.partition(CROP)[0] != cache_key.partition(CROP)[0]:
+        statistics = references.read(path, self.width)
+        if statistics.cache_key and statistics.cache_key.partition(CROP)[0] != cache_key.partition(CROP)[0]:
             raise UsageError(
-                f"{path} is of {found.cache_key}, this metric uses {cache_key}: run `{command}`, or choose another"
-                " metric"
+                f"{path} is of {statistics.cache_key}, but this metric uses {cache_key}: run `{command}`, or choose"
+                " another metric"
             )
-        if self.needs_features and found.features is None:
-            raise Unavailable(f"{path} has mu and sigma alone, not the features of single images: run `{command}`")
-        return found
+        if self.needs_features and statistics.features is None:
+            raise Unavailable(f"{path} has only mu and sigma, not the features of single images: run `{command}`")
+        return statistics
 
     def others(self, data: str) -> str:
-        """Statistics of a data set that others publish, to go on a sentence with; empty where none are known."""
+        """The end of a sentence that names published statistics of the data set; empty if no statistics are known."""
         return ""
 
     def backend(self) -> str:
         return f"{self.cache_key}, reference {self.reference.label}"
 
     def against(self) -> str:
-        """What the images are compared with, for the note."""
+        """Part of the note: the real images that the images are compared with."""
         reference, crop = self.reference, self.cache_key.partition(CROP)[2]
         if not reference.cache_key:
             return f"against the statistics in {reference.name}, which do not name their feature extractor"
         moments = reference.provenance.get("moments")
         text = f"against {f'the moments in {moments} and ' if moments else ''}{reference.count} real images of"
         text += f" {reference.name}"
-        if (theirs := reference.cache_key.partition(CROP)[2]) != crop:
-            text += f" with crop {theirs or 'null'}, these with crop {crop or 'null'}"
+        if (reference_crop := reference.cache_key.partition(CROP)[2]) != crop:
+            text += f" with crop {reference_crop or 'null'}, these with crop {crop or 'null'}"
         return text
 
     def features_of(self, outputs: np.ndarray) -> Tensor:
@@ -104,23 +104,24 @@ class ComparedMetric(Metric):
 
 
 class FrechetMetric(ComparedMetric):
-    """Fréchet distance (see `frechet`) between the features of images and of real ones."""
+    """Fréchet distance (see `frechet`) between the features of generated and of real images."""
 
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         from specbench.metrics import frechet
 
         if few := too_few(len(outputs), self.width):
             return (Score.unmeasured(few, self.backend()),)
-        found, real = self.features_of(outputs[order(outputs, items)]), self._real()
-        value, error = frechet.distance(found.double(), real), frechet.standard_error(found, real.mean, real.covariance)
+        features, real = self.features_of(outputs[order(outputs, items)]), self._real()
+        value = frechet.distance(features.double(), real)
+        error = frechet.standard_error(features, real.mean, real.covariance)
         return (Score(value, error, self.backend(), self.against()),)
 
     def influences(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray | None:
         from specbench.metrics import frechet
 
         real = self._real()
-        found = frechet.influences(self.features_of(outputs), real.mean, real.covariance)
-        return None if found is None else found.numpy()
+        influences = frechet.influences(self.features_of(outputs), real.mean, real.covariance)
+        return None if influences is None else influences.numpy()
 
     def _real(self) -> Moments:
         import torch
@@ -132,8 +133,8 @@ class FrechetMetric(ComparedMetric):
 
 
 def order(outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray:
-    """A permutation (N,) that looks random and depends on the set of (output, item) alone: by a hash of the item's id,
-    and of the output where ids are the same. So the splits of two runs over the same prompts hold the same prompts."""
+    """A pseudo-random permutation (N,) that depends only on the set of (output, item): rows are sorted by a hash of the
+    item's id, then of the output. So the splits of two runs over the same prompts contain the same prompts."""
     keys = [
         (hashlib.sha256(item.id.encode("utf-8", "surrogatepass")).digest(), hashlib.sha256(row.tobytes()).digest())
         for item, row in zip(items, outputs)

@@ -1,8 +1,8 @@
 """DINOv2's ViT-L/14 (Oquab et al. 2023) without registers: images -> the features of the class token.
 
-Parameters have the names of the official file. The tables of positions belong to 37 x 37 patches. At 224 pixels there
-are 16 x 16: they are resized with a bicubic filter whose scale is 16.1 / 37, as in the official code, whose offset of
-0.1 keeps rounding from losing a row. transformers' Dinov2Model resizes with 16 / 37, which gives other features.
+Parameters have the names of the official file. The table of positions is for 37 x 37 patches. At 224 pixels there are
+16 x 16 patches: the table is resized with a bicubic filter of scale 16.1 / 37, as in the official code, where the
+offset of 0.1 keeps rounding from losing a row. transformers' Dinov2Model uses 16 / 37, which gives other features.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OFFSET = 0.1
 
 @dataclass(frozen=True)
 class ViTConfig:
-    """A vision transformer; `positions`: patches along a side of the table of positions."""
+    """A vision transformer. positions: side of the table of positions, in patches."""
 
     dim: int = 1024
     layers: int = 24
@@ -105,11 +105,11 @@ class DINOv2(nn.Module):
 
     def _positions(self, side: int) -> Tensor:
         """The table for side x side patches, (1, 1 + side^2, dim)."""
-        own = self.cfg.positions
-        if side == own:
+        table_side = self.cfg.positions
+        if side == table_side:
             return self.pos_embed
-        table = self.pos_embed[:, 1:].transpose(1, 2).unflatten(2, (own, own))
-        resized = F.interpolate(table, scale_factor=(side + _OFFSET) / own, mode="bicubic")
+        table = self.pos_embed[:, 1:].transpose(1, 2).unflatten(2, (table_side, table_side))
+        resized = F.interpolate(table, scale_factor=(side + _OFFSET) / table_side, mode="bicubic")
         return torch.cat([self.pos_embed[:, :1], resized.flatten(2).transpose(1, 2)], 1)
 
 

@@ -1,19 +1,19 @@
-"""DPG-Bench's score (Hu et al. 2024, arXiv 2403.05135): the share of a prompt's questions that a VQA model
-answers by yes, where a question whose parent was answered otherwise counts as no.
+"""DPG-Bench's score (Hu et al. 2024, arXiv 2403.05135): the share of a prompt's questions that a VQA model answers with
+yes. A question counts as no if its parent was not answered with yes.
 
-The arithmetic is that of dpg_bench/compute_dpg_bench.py of TencentQQGYLab/ELLA@3c228f1d:
+The arithmetic follows dpg_bench/compute_dpg_bench.py of TencentQQGYLab/ELLA@3c228f1d:
 
-- A question scores 1 where the answer is exactly "yes", else 0. In the order of the file a question with a parent of
-  score 0 is set to 0, so that a 0 passes on to the children of its children where these follow it.
-- The score of an image is the sum over its questions / their number. `dpg` is the mean times 100.
-- Figures by category are means of the answers themselves, before any question is set to 0, and of the last image of
-  each prompt alone. The category is what stands before "(" in the column tuple, its class what stands before "-".
-- The first row of the table below its header is not read.
-- Where a question has a parent that is not in the table, the published code cannot score the file and leaves it out of
-  all means. So are the images of such a prompt here, which the note counts.
+- A question scores 1 if the answer is exactly "yes", else 0. Then, in the order of the file, a question with a parent
+of
+  score 0 is set to 0. A 0 is therefore passed on to grandchildren if these come later in the file.
+- The score of an image is the mean over its questions. `dpg` is the mean over images, times 100.
+- Values by category are means of the original answers, before any question is set to 0, of the last image of each
+  prompt only. The category is the text before "(" in the column tuple; its class is the text before "-".
+- The first row below the table's header is not read.
+- If a question has a parent that is not in the table, the published code cannot score the image and omits it from all
+  means. The images of such a prompt are omitted here, too; the note counts them.
 
-The published code cuts the images of a prompt out of a grid, four of a prompt (images_per_prompt=4). They are separate
-here.
+The published code cuts the four images of a prompt out of a grid (images_per_prompt=4). Here they are separate files.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _COLUMNS = ("item_id", "proposition_id", "dependency", "tuple", "question_natura
 
 @dataclass(frozen=True)
 class Question:
-    """parents: the numbers of the questions that it depends on. category: such as "entity - whole"."""
+    """parents: the numbers of the questions that it depends on; category: such as "entity - whole"."""
 
     text: str
     parents: tuple[int, ...]
@@ -75,7 +75,7 @@ Questions = Mapping[int, Question]
 
 
 def read(path: Path) -> dict[str, Questions]:
-    """The id of each prompt -> its questions. UsageError for a file that is not the published table."""
+    """Prompt id -> its questions. Raises UsageError for a file that is not the published table."""
     reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
     if missing := [name for name in _COLUMNS if name not in (reader.fieldnames or ())]:
         raise UsageError(f"{path} has no column {missing[0]}: fetch {TABLE} again")
@@ -86,7 +86,7 @@ def read(path: Path) -> dict[str, Questions]:
             parents = tuple(number for text in row["dependency"].split(",") if (number := int(text)))
             question = Question(row["question_natural_language"], parents, row["tuple"].split("(")[0].strip())
             table.setdefault(row["item_id"], {})[int(row["proposition_id"])] = question
-    except (csv.Error, AttributeError, TypeError, ValueError) as e:  # cells that are missing, or no numbers
+    except (csv.Error, AttributeError, TypeError, ValueError) as e:  # missing cells, or cells that are not numbers
         raise UsageError(f"{path}, line {reader.line_num}: {e}; fetch {TABLE} again") from None
     for name, questions in table.items():
         if len(questions) > (most := QuestionScorer.MOST - 1):
@@ -97,12 +97,12 @@ def read(path: Path) -> dict[str, Questions]:
 
 
 def is_scored(questions: Questions) -> bool:
-    """Whether every question's parents are in the table."""
+    """Whether the parents of all questions are in the table."""
     return all(parent in questions for question in questions.values() for parent in question.parents)
 
 
 def image_score(answers: Sequence[float], questions: Questions) -> float:
-    """The score of an image from the answers to its questions, 1 for yes and 0 for others."""
+    """The score of an image from the answers to its questions: 1 for yes, 0 for other answers."""
     scores = dict(zip(questions, answers, strict=True))
     for number, question in questions.items():
         if any(scores[parent] == 0 for parent in question.parents):
@@ -113,11 +113,11 @@ def image_score(answers: Sequence[float], questions: Questions) -> float:
 class DPG(Metric):
     """DPG-Bench's score. Options: `vqa_model`, "mplug" (the published one) or "qwen3_vl", which fills other columns.
 
-    Scorer outputs (N, `QuestionScorer.MOST`) float64: the score of the image, and the answer to each question, 1 for
-    yes and 0 for others. All are NaN for the images of a prompt that is left out.
+    Scorer outputs (N, `QuestionScorer.MOST`) float64: the score of the image, and the answer to each question (1 for
+    yes, 0 for others). All are NaN for the images of an omitted prompt.
     """
 
-    reads_prompt = True  # a prompt and the table, which the cache key names, fix the questions
+    reads_prompt = True  # the prompt determines the questions (the cache key names their table)
     counts_prompts = True
     known: ClassVar[Mapping[str, Any]] = {"vqa_model": "mplug"}
 
@@ -169,30 +169,36 @@ class DPG(Metric):
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         scored = np.flatnonzero(~np.isnan(outputs[:, 0])).tolist()
         if not scored:
-            none = Score.unmeasured("no prompt has all the questions that its questions depend on", self.cache_key)
-            return (none,) * (1 + len(CLASSES))
-        rows, kept = outputs[scored], [items[i] for i in scored]
-        last, left_out = _last(kept), {item.id for item in items} - {item.id for item in kept}
-        whole = summary.mean((100 * rows[:, 0]).tolist(), by_prompt(kept))
-        note = f"{_counts(kept, len(left_out))}; {self._detail(rows, kept, last)}"
-        of_classes = (self._of_class(name, rows[last], [kept[i] for i in last]) for name in CLASSES)
-        return (Score(*whole, self.cache_key, note), *of_classes)
+            unmeasured = Score.unmeasured(
+                "no prompt has all the questions that its questions depend on", self.cache_key
+            )
+            return (unmeasured,) * (1 + len(CLASSES))
+        rows, scored_items = outputs[scored], [items[i] for i in scored]
+        last_images, left_out = _last(scored_items), {item.id for item in items} - {item.id for item in scored_items}
+        mean_score = summary.mean((100 * rows[:, 0]).tolist(), by_prompt(scored_items))
+        note = f"{_counts(scored_items, len(left_out))}; {self._detail(rows, scored_items, last_images)}"
+        of_classes = (
+            self._of_class(name, rows[last_images], [scored_items[i] for i in last_images]) for name in CLASSES
+        )
+        return (Score(*mean_score, self.cache_key, note), *of_classes)
 
     def _of_class(self, name: str, rows: np.ndarray, items: Sequence[PromptItem]) -> Score:
-        """The mean answer to the questions of a class, of one image of each prompt."""
-        asked = [[question.of_class == name for question in self.table[item.id].values()] for item in items]
-        count = [sum(flags) for flags in asked]
-        yes = [100 * float(row[1 : 1 + len(flags)][flags].sum()) for row, flags in zip(rows, map(np.array, asked))]
+        """The mean answer to the questions of a class, over one image per prompt."""
+        flags_of_class = [[question.of_class == name for question in self.table[item.id].values()] for item in items]
+        count = [sum(flags) for flags in flags_of_class]
+        yes = [
+            100 * float(row[1 : 1 + len(flags)][flags].sum()) for row, flags in zip(rows, map(np.array, flags_of_class))
+        ]
         estimate = summary.ratio(yes, count)
         return Score(*estimate, self.cache_key, "" if any(count) else "no prompt asks for it")
 
-    def _detail(self, rows: np.ndarray, items: Sequence[PromptItem], last: Sequence[int]) -> str:
+    def _detail(self, rows: np.ndarray, items: Sequence[PromptItem], last_images: Sequence[int]) -> str:
         """The mean answer by category, as text."""
         answers: dict[str, list[float]] = {}
-        for i in last:
+        for i in last_images:
             for question, answer in zip(self.table[items[i].id].values(), rows[i, 1:].tolist(), strict=False):
                 answers.setdefault(question.category, []).append(answer)
-        parts = [f"{category} {100 * np.mean(some):.2f}" for category, some in sorted(answers.items())]
+        parts = [f"{category} {100 * np.mean(values):.2f}" for category, values in sorted(answers.items())]
         return f"answers of each prompt's last image by category: {', '.join(parts)}"
 
 
@@ -206,17 +212,17 @@ def _last(items: Sequence[PromptItem]) -> list[int]:
 
 
 def _counts(items: Sequence[PromptItem], left_out: int) -> str:
-    """How many prompts and images were scored, next to the published numbers."""
+    """The note: how many prompts and images were scored, and the published numbers."""
     images = Counter(item.id for item in items)
-    each = "/".join(map(str, sorted(set(images.values()))))
-    text = f"{len(images)} prompts of {each} images (published: {PROMPTS} of {IMAGES})"
+    per_prompt = "/".join(map(str, sorted(set(images.values()))))
+    text = f"{len(images)} prompts of {per_prompt} images (published: {PROMPTS} of {IMAGES})"
     return text + (
         f", {left_out} prompts left out, whose questions depend on some that are missing" if left_out else ""
     )
 
 
 class MPLUG:
-    """mPLUG-large, fine-tuned to answer questions about images: the published model, run by the package modelscope."""
+    """mPLUG-large, fine-tuned for visual question answering: the published model, run by the package modelscope."""
 
     FOLDER, MODEL = "dpg_mplug", "damo/mplug_visual-question-answering_coco_large_en"
     FILE = "pytorch_model.bin"
@@ -232,14 +238,14 @@ class MPLUG:
 
     @classmethod
     def load(cls, context: ScoringContext) -> Answer:
-        """UsageError where the package cannot read the folder. Raises Unavailable where it cannot be imported."""
+        """Raises UsageError if the package cannot read the folder, and Unavailable if it cannot be imported."""
         try:
             from modelscope.pipelines import pipeline
             from modelscope.utils.constant import Tasks
         except ImportError as e:
             raise Unavailable(
-                f"the package modelscope cannot be imported ({e}): pip install 'modelscope[multi-modal]', in an"
-                " environment of its own where it needs other versions of packages than specbench"
+                f"the package modelscope cannot be imported ({e}): pip install 'modelscope[multi-modal]', in a"
+                " separate environment if it needs other versions of packages than specbench"
             ) from e
         folder = context.weights / cls.FOLDER
         try:
@@ -250,8 +256,8 @@ class MPLUG:
 
 
 class Qwen3VL:
-    """Qwen3-VL-8B-Instruct instead of mPLUG, for `dpg_qwen3_vl`. It is asked for one word, and its answer is the
-    most probable first token without white space, in lower case. This is our choice: no published score has it."""
+    """Qwen3-VL-8B-Instruct instead of mPLUG, for `dpg_qwen3_vl`. It is asked for one word; its answer is the most
+    probable first token, without white space, in lower case. This is our choice: no published score uses it."""
 
     @staticmethod
     def cache_key(context: ScoringContext) -> str:

@@ -1,4 +1,5 @@
-"""Distances between the features of images and of real ones, from networks newer than Inception-V3: FD-DINOv2, CMMD."""
+"""Distances between the features of generated and of real images, from networks newer than Inception-V3: FD-DINOv2 and
+CMMD."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DINO_FEATURES, DINO_SIDE = 1024, 224
-#: CLIP ViT-L/14 at 336 pixels: the folder of its weights, and the file there.
+#: CLIP ViT-L/14 at 336 pixels: the folder of its weights, and the file in it.
 CLIP_PART, CLIP_FILE = "clip_l14_336", "pytorch_model.bin"
 CLIP_FEATURES, CLIP_SIDE = 768, 336
 SIGMA, SCALE = 10.0, 1000.0
@@ -24,12 +25,13 @@ BLOCK = 1000  # images whose kernel with all others is in memory at once
 
 
 class FDDINOv2(weights.PublishedMetric, FrechetMetric):
-    """Fréchet distance of DINOv2 features (Stein et al. 2023, FD-DINOv2), which follows people's judgement more closely
-    than Inception-V3's. Scorer outputs (N, 1024) float32: the features of the class token. No options.
+    """Fréchet distance of DINOv2 features (Stein et al. 2023, FD-DINOv2), which agrees with people's judgement better
+    than the distance of Inception-V3's features. Scorer outputs (N, 1024) float32: the class token's features. No
+    options.
 
-    Network and preparation are as in dgm-eval, which the published values come from: Meta's file
-    dinov2_vitl14_pretrain.pth, each image to 224 x 224 by PIL's bicubic whatever its shape, ImageNet's mean and
-    deviation. torch-fidelity resizes with TensorFlow's bilinear filter, which gives other values.
+    Network and preparation follow dgm-eval, the source of the published values: Meta's file dinov2_vitl14_pretrain.pth,
+    images of any shape resized to 224 x 224 by PIL's bicubic, ImageNet's mean and deviation. torch-fidelity resizes
+    with TensorFlow's bilinear filter, which gives other values.
     """
 
     width, of_real = DINO_FEATURES, "fd_dinov2"
@@ -62,11 +64,10 @@ class CMMD(weights.PublishedMetric, ComparedMetric):
 
         1000 (mean k(x_i, x_j) + mean k(y_i, y_j) - 2 mean k(x_i, y_j)),   k(a, b) = exp(-|a - b|^2 / 200)
 
-    As in the authors' code the means are over all pairs, an image with itself included, which is biased upwards by an
-    amount that falls as 1 / N and that the note gives. Embeddings (N, 768) float32, the scorer's outputs, have length
-    1. An image's central square is resized to 336 x 336 by PIL's bicubic. No Gaussian is fitted, so that it needs fewer
-    images than a Fréchet distance. The standard error holds the real images fixed, as that of the Fréchet distance
-    does.
+    As in the authors' code, the means are over all pairs, including an image with itself. This adds a bias that falls
+    as 1 / N; the note gives it. The scorer's outputs are embeddings (N, 768) float32 of length 1. An image's central
+    square is resized to 336 x 336 by PIL's bicubic. No Gaussian is fitted, so it needs fewer images than a Fréchet
+    distance. The standard error treats the real images as fixed, as for the Fréchet distance.
     """
 
     width, of_real = CLIP_FEATURES, "cmmd"
@@ -97,35 +98,35 @@ class CMMD(weights.PublishedMetric, ComparedMetric):
         assert real is not None
         n, m = len(outputs), len(real)
         if min(n, m) < 2:
-            return (Score.unmeasured("a kernel distance needs at least two images a side", self.backend()),)
+            return (Score.unmeasured("a kernel distance needs at least two images per side", self.backend()),)
         within, across, reference = mean_kernel(outputs), mean_kernel(outputs, real), mean_kernel(real)
         value = SCALE * float(within.mean() + reference.mean() - 2 * across.mean())
         bias = SCALE * float((1 - within.mean()) / (n - 1) + (1 - reference.mean()) / (m - 1))
-        error = float(self._moved(within, across).std(ddof=1)) / n**0.5
-        kept = f", of which {m} are compared" if m != self.reference.count else ""
-        note = f"{self.against()}{kept}; n = {n} adds {bias:.4f} by the pairs of an image with itself"
+        error = float(self._influences(within, across).std(ddof=1)) / n**0.5
+        compared = f" ({m} of them are compared)" if m != self.reference.count else ""
+        note = f"{self.against()}{compared}; n = {n} adds {bias:.4f} by the pairs of an image with itself"
         return (Score(value, error, self.backend(), note),)
 
     def influences(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray | None:
         real = self.reference.features
         assert real is not None
-        return self._moved(mean_kernel(outputs), mean_kernel(outputs, real)) if len(outputs) > 1 else None
+        return self._influences(mean_kernel(outputs), mean_kernel(outputs, real)) if len(outputs) > 1 else None
 
     @staticmethod
-    def _moved(within: np.ndarray, across: np.ndarray) -> np.ndarray:
-        """How each image moves the value: to first order, by 2 / N times its witness, less the mean of all."""
+    def _influences(within: np.ndarray, across: np.ndarray) -> np.ndarray:
+        """The influence of each image: to first order, 2 / N times its witness minus the mean witness."""
         witness = within - across
-        moved: np.ndarray = 2 * SCALE * (witness - witness.mean())
-        return moved
+        influences: np.ndarray = 2 * SCALE * (witness - witness.mean())
+        return influences
 
 
 def mean_kernel(a: np.ndarray, b: np.ndarray | None = None) -> np.ndarray:
-    """mean_j k(a_i, b_j) of features a (N, d) and b (M, d), or a itself: (N,) float64."""
+    """mean_j k(a_i, b_j), (N,) float64, for features a (N, d) and b (M, d); b = None: a itself."""
     a = a.astype(np.float64)
     b = a if b is None else b.astype(np.float64)
-    squares, found = (b * b).sum(1), []
+    squares, means = (b * b).sum(1), []
     for start in range(0, len(a), BLOCK):
         x = a[start : start + BLOCK]
         distances = (x * x).sum(1)[:, None] + squares - 2 * (x @ b.T)
-        found.append(np.exp(distances / (-2 * SIGMA**2)).mean(1))
-    return np.concatenate(found)
+        means.append(np.exp(distances / (-2 * SIGMA**2)).mean(1))
+    return np.concatenate(means)

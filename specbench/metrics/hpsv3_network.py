@@ -1,9 +1,9 @@
 """HPS v3's network: Qwen2-VL-7B, and a few linear layers on the state of one token, which give a score and its
 uncertainty.
 
-As in the authors' code the rotary positions of image tokens count on like those of text: that code calls the language
-model without positions, and was trained so. Qwen2-VL itself gives them a row and a column. The backbone computes in
-bfloat16, the linear layers in float32.
+As in the authors' code, image tokens have consecutive rotary positions, like text: that code calls the language model
+without positions, and the network was trained this way. Qwen2-VL itself gives them a row and a column. The backbone
+computes in bfloat16, the linear layers in float32.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from specbench.metrics.preparation import CLIP, multiples, normalised
 from specbench.models.loading import official
 from specbench.models.loading.naming import ParameterSlice, Table
 
-#: Qwen2-VL-7B-Instruct, with one token more, the last of the vocabulary.
+#: Qwen2-VL-7B-Instruct, with one more token at the end of the vocabulary.
 TEXT: dict[str, Any] = {
     "hidden_size": 3584,
     "intermediate_size": 18944,
@@ -48,11 +48,11 @@ VISION: dict[str, Any] = {
     "spatial_merge_size": 2,
     "temporal_patch_size": 2,
 }
-PATCH, MERGE, TIMES = 14, 2, 2  # pixels of a patch; patches of a token, along a side; copies of an image
-PIXELS = 256 * (PATCH * MERGE) ** 2  # of an image, about
+PATCH, MERGE, TIMES = 14, 2, 2  # pixels per patch and patches per token, along a side; copies of an image
+PIXELS = 256 * (PATCH * MERGE) ** 2  # approximate number of pixels of an image
 REWARD, IMAGE = "<|Reward|>", "<|image_pad|>"
 
-#: What the network was trained with, to the character.
+#: The exact prompt of the network's training.
 _INSTRUCTION = """
 You are tasked with evaluating a generated image based on Visual Quality and Text Alignment and give a overall score to\
  estimate the human preference. Please provide a rating from 0 to 10, with 0 being the worst and 10 being the best.\x20
@@ -94,7 +94,7 @@ class HPSv3Network(nn.Module):
     def __init__(self, config: Qwen2VLConfig) -> None:
         super().__init__()
         self.model = Qwen2VLModel(config)
-        if not hasattr(self.model, "language_model"):  # before the layout of its parts changed
+        if not hasattr(self.model, "language_model"):  # an older release, with another layout
             raise Unavailable("hpsv3 needs transformers 4.52 or newer: pip install -U transformers")
         width = self.model.language_model.embed_tokens.embedding_dim
         self.rm_head = nn.Sequential(
@@ -105,7 +105,7 @@ class HPSv3Network(nn.Module):
         """ids (T,) int64; patches (rows * columns, D) float32 of an image and their grid; reward: index of the token
         whose state is read -> (2,) float32."""
         positions = torch.arange(len(ids), device=ids.device).expand(3, 1, -1)
-        found = self.model(
+        output = self.model(
             input_ids=ids[None],
             attention_mask=torch.ones_like(ids)[None],
             position_ids=positions,
@@ -113,12 +113,12 @@ class HPSv3Network(nn.Module):
             image_grid_thw=torch.tensor([[1, *grid]], device=ids.device),
             use_cache=False,
         )
-        scores: Tensor = self.rm_head(found.last_hidden_state[0, reward].float())
+        scores: Tensor = self.rm_head(output.last_hidden_state[0, reward].float())
         return scores
 
 
 def settings(text: dict[str, Any], vision: dict[str, Any], image: int) -> Qwen2VLConfig:
-    """The configuration of Qwen2-VL; image: the token that stands for a part of an image."""
+    """The configuration of Qwen2-VL. image: the id of the image token."""
     return Qwen2VLConfig(text_config=text, vision_config=vision, image_token_id=image, tie_word_embeddings=False)
 
 
@@ -128,22 +128,22 @@ def load(path: Path, device: str, image: int, dtype: torch.dtype = torch.bfloat1
 
     def build() -> nn.Module:
         network = HPSv3Network(config).model
-        with torch.device("cpu"):  # frequencies, which are in no file: those of a network without layers
-            least = Qwen2VLModel(settings({**TEXT, **_NO_LAYERS}, {**VISION, "depth": 0}, image))
-        computed = {type(part): part for part in least.modules() if part._buffers}
+        with torch.device("cpu"):  # no file stores the rotary frequencies: take them from a network without layers
+            empty_network = Qwen2VLModel(settings({**TEXT, **_NO_LAYERS}, {**VISION, "depth": 0}, image))
+        computed = {type(part): part for part in empty_network.modules() if part._buffers}
         for part in network.modules():
-            if twin := computed.get(type(part)):
-                part._buffers.update(twin._buffers)
-                part.__dict__.update({name: x for name, x in vars(twin).items() if isinstance(x, Tensor)})
+            if computed_part := computed.get(type(part)):
+                part._buffers.update(computed_part._buffers)
+                part.__dict__.update({name: x for name, x in vars(computed_part).items() if isinstance(x, Tensor)})
         return network
 
     with torch.device("meta"):
-        whole = HPSv3Network(config)
-    backbone = official.load(build, source, table(whole.model), device, dtype, [r"lm_head\.weight", r"rm_head\..*"])
-    heads: Table = {f"rm_head.{name}": ParameterSlice(name) for name in whole.rm_head.state_dict()}
+        complete = HPSv3Network(config)
+    backbone = official.load(build, source, table(complete.model), device, dtype, [r"lm_head\.weight", r"rm_head\..*"])
+    heads: Table = {f"rm_head.{name}": ParameterSlice(name) for name in complete.rm_head.state_dict()}
     head = official.load(lambda: HPSv3Network(config).rm_head, source, heads, device, torch.float32, [r"(?!rm_head).*"])
-    whole.model, whole.rm_head = backbone, head
-    return whole.eval()
+    complete.model, complete.rm_head = backbone, head
+    return complete.eval()
 
 
 _NO_LAYERS = {"num_hidden_layers": 0, "vocab_size": 1, "layer_types": []}
@@ -151,15 +151,15 @@ _NO_LAYERS = {"num_hidden_layers": 0, "vocab_size": 1, "layer_types": []}
 
 def table(backbone: nn.Module) -> Table:
     """The file has the layout of transformers before 4.52: visual.* and model.*."""
-    found = {}
+    mapping = {}
     for name in backbone.state_dict():
         part, _, rest = name.partition(".")
-        found[name if part == "visual" else f"model.{rest}"] = ParameterSlice(name)
-    return found
+        mapping[name if part == "visual" else f"model.{rest}"] = ParameterSlice(name)
+    return mapping
 
 
 class ChatSequences:
-    """Prompts as Qwen2-VL's chat, from its tokenizer.json."""
+    """Token ids of prompts in Qwen2-VL's chat format, from its tokenizer.json."""
 
     def __init__(self, path: Path) -> None:
         """Raises UsageError for a file that is not this tokenizer."""
@@ -172,24 +172,24 @@ class ChatSequences:
         self.reward: int = reward
 
     def __call__(self, prompt: str, grid: tuple[int, int]) -> tuple[Tensor, int]:
-        """A prompt and the grid of its image's patches -> ids (T,) int64, and the index of the token to read."""
-        seen = IMAGE * (grid[0] * grid[1] // MERGE**2)
+        """A prompt and the grid of its image's patches -> ids (T,) int64, and the index of the reward token."""
+        image_tokens = IMAGE * (grid[0] * grid[1] // MERGE**2)
         text = (
             "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
-            f"<|vision_start|>{seen}<|vision_end|>{_INSTRUCTION}{prompt}{_QUESTION}<|im_end|>\n<|im_start|>assistant\n"
+            f"<|vision_start|>{image_tokens}<|vision_end|>{_INSTRUCTION}{prompt}{_QUESTION}<|im_end|>\n<|im_start|>assistant\n"
         )
         ids = self._tokenizer.encode(text, add_special_tokens=False).ids
         return torch.tensor(ids), len(ids) - 1 - ids[::-1].index(self.reward)
 
 
 def resized(height: int, width: int) -> tuple[int, int]:
-    """The size of an image in the network: multiples of 28 near `PIXELS`."""
+    """The size that an image is resized to: multiples of 28, with about `PIXELS` pixels."""
     return multiples(height, width, PATCH * MERGE, PIXELS, PIXELS)
 
 
 def patches(image: np.ndarray) -> tuple[Tensor, tuple[int, int]]:
-    """Image (H, W, 3) uint8 -> patches (rows * columns, 3 * 2 * 14 * 14) float32, those of a token one after the other,
-    and their (rows, columns). PIL's bicubic."""
+    """Image (H, W, 3) uint8 -> patches (rows * columns, 3 * 2 * 14 * 14) float32, and their (rows, columns). The
+    patches of a token are consecutive. Resized by PIL's bicubic."""
     height, width = resized(*image.shape[:2])
     resampled = Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC)
     return preparation.patches(normalised(np.asarray(resampled), CLIP), PATCH, MERGE, TIMES)

@@ -1,9 +1,9 @@
-"""Inception-V3 as a feature extractor: the network of 2015-12-05 behind every published FID, KID and Inception Score.
+"""Inception-V3 as a feature extractor: the network of 2015-12-05, which all published FID, KID and IS values use.
 
-Layers and resize are torch-fidelity's, which reproduce TensorFlow's graph; the weights are that graph's, converted. One
-pass gives the 2048 features of the last pooling and the 1008 logits without their bias, as all the metrics read them.
+Layers and resize are torch-fidelity's, which reproduce TensorFlow's graph; the weights are converted from that graph.
+One pass gives the 2048 features of the last pooling and the 1008 logits without bias; all metrics read these.
 
-An image is brought to 299x299 in one of three ways, which give different values and are therefore named in every row:
+An image is resized to 299x299 in one of three ways. They give different values, so every row names its resize:
 
     tf       TensorFlow 1's bilinear of the original graph: no antialiasing, pixels at their corners; then
              (x - 128) / 128. torch-fidelity, ADM.
@@ -11,8 +11,8 @@ An image is brought to 299x299 in one of three ways, which give different values
              al. 2022), which LANTERN's code uses.
     pytorch  bilinear, no antialiasing, pixels at their centres; then x / 127.5 - 1. pytorch-fid, which SJD's code uses.
 
-`crop` comes before: the center square, resized to that side with Lanczos (LANTERN's evaluation, real images and
-generated ones alike). An image that is such a square already is left as it is.
+`crop` is applied before: the center square is resized to this side with Lanczos (LANTERN's evaluation, for real and
+generated images). An image that already is such a square is unchanged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from specbench.storage.image_files import center_crop
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: The same file under the names that pytorch-fid and torch-fidelity publish it by, and its SHA-256.
+#: The names under which pytorch-fid and torch-fidelity publish the same file, and its SHA-256.
 FILES = ("pt_inception-2015-12-05-6726825d.pth", "weights-inception-2015-12-05-6726825d.pth")
 SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
 SIDE, FEATURES, CLASSES = 299, 2048, 1008
@@ -50,7 +50,7 @@ class InceptionScorer(SingleImageScorer):
     """Outputs (B, 2048 + 1008) float32: the features of the last pooling, then the logits without their bias."""
 
     def __init__(self, network: nn.Module, resize: str = "tf", crop: int | None = None, device: str = "cpu") -> None:
-        """network: of `load`, or a `blank` one filled otherwise."""
+        """network: the result of `load`, or a `blank` network with other weights."""
         self.network, self.resize, self.crop, self.device = network.to(device), resize, crop, device
 
     def batch(self, images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> np.ndarray:
@@ -61,9 +61,9 @@ class InceptionScorer(SingleImageScorer):
             for name, layer in self.network.named_children():  # registered in the order of the forward pass
                 if name != "fc":
                     x = layer(x)
-            found = x.flatten(1)
+            features = x.flatten(1)
             weight = self.network.get_parameter("fc.weight")
-            outputs: np.ndarray = torch.cat([found, found @ weight.T], 1).cpu().numpy()
+            outputs: np.ndarray = torch.cat([features, features @ weight.T], 1).cpu().numpy()
         return outputs
 
     def _prepared(self, image: np.ndarray) -> Tensor:
@@ -85,8 +85,8 @@ class InceptionScorer(SingleImageScorer):
 
 
 def blank() -> nn.Module:
-    """torch-fidelity's network with weights that are not trained. Its class reads a weights file in a way that lets
-    the file execute code; here it reads the bytes of an empty dictionary instead."""
+    """torch-fidelity's network with untrained weights. Its class reads a weights file in a way that lets the file
+    execute code; here it reads the bytes of an empty dictionary instead."""
     import torch
     from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
@@ -104,21 +104,21 @@ def blank() -> nn.Module:
 
 
 def load(path: Path) -> nn.Module:
-    """The network with the weights of a file. Raises UsageError where it is not the published one, or does not fit."""
+    """The network with the weights of a file. Raises UsageError if it is not the published file, or does not fit."""
     import torch
 
     from specbench.models.loading import checkpoints
 
-    if (found := cached_sha256(path)) != SHA256:
+    if (digest := cached_sha256(path)) != SHA256:
         raise UsageError(
-            f"{path} is not the published file: its SHA-256 begins with {found[:8]}, not {SHA256[:8]}; fetch it again"
+            f"{path} is not the published file: its SHA-256 begins with {digest[:8]}, not {SHA256[:8]}; fetch it again"
         )
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, LookupError, TypeError) as e:
         raise UsageError(f"{path} cannot be read as weights ({type(e).__name__}); fetch it again") from None
     if not isinstance(tensors, Mapping) or not all(isinstance(t, torch.Tensor) for t in tensors.values()):
-        raise UsageError(f"{path} does not hold a network's tensors by name; fetch it again")
+        raise UsageError(f"{path} does not contain a network's tensors by name; fetch it again")
     network = blank()
     checkpoints.fill(network, dict(tensors), path.name)
     return network
@@ -131,8 +131,8 @@ class InceptionMetric(Metric):
     counts: ClassVar[Mapping[str, int]] = {}  # further options and their defaults
 
     def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
-        known = {"resize": "tf", "crop": None, **self.counts}
-        super().__init__(context, chosen(type(self), options, known))
+        defaults = {"resize": "tf", "crop": None, **self.counts}
+        super().__init__(context, chosen(type(self), options, defaults))
         if self.options["resize"] not in RESIZES:
             raise unknown("resize of Inception", str(self.options["resize"]), RESIZES)
         for name in ("crop", *self.counts):
@@ -154,7 +154,7 @@ class InceptionMetric(Metric):
 
 
 class InceptionFeatures(InceptionMetric, ComparedMetric):
-    """A metric that compares the features of the last pooling with those of real images."""
+    """A metric that compares the features of the last pooling with the features of real images."""
 
     @property
     def width(self) -> int:
@@ -171,12 +171,11 @@ class InceptionFeatures(InceptionMetric, ComparedMetric):
 class FID(InceptionFeatures, FrechetMetric):
     """Fréchet Inception distance (Heusel et al. 2017, Eq. 6). Options: `resize`, `crop`.
 
-    The value is comparable only between runs with the same number of images, the same reference and the same resize,
-    all of which the row names.
+    The value is comparable only between runs with the same number of images, reference and resize. The row names them.
     """
 
 
-SEED = 2020  # of the subsets; torch-fidelity's own default
+SEED = 2020  # of the subsets; torch-fidelity's default
 MOST = 10_000  # images from which the standard error is estimated
 
 
@@ -184,8 +183,8 @@ class KID(InceptionFeatures):
     """Kernel Inception distance (Bińkowski et al. 2018): the unbiased squared maximum mean discrepancy of the features
     of images and of real images under the kernel k(a, b) = (a . b / 2048 + 1)^3. Options: `subsets`, `subset_size`.
 
-    The mean over 100 random subsets of 1000 images a side, as is the convention, by torch-fidelity's function; over all
-    images where there are fewer. It may be below zero.
+    By convention, the mean over 100 random subsets of 1000 images per side (all images if there are fewer), by
+    torch-fidelity's function. It may be negative.
     """
 
     counts = {"subsets": 100, "subset_size": 1000}  # noqa: RUF012 (a ClassVar of the base)
@@ -200,13 +199,13 @@ class KID(InceptionFeatures):
         n, m, subsets = len(outputs), len(real), self.options["subsets"]
         size = min(self.options["subset_size"], n, m)
         if size < 2:
-            return (Score.unmeasured("a kernel distance needs at least two images a side", self.backend()),)
-        found = self.features_of(outputs[order(outputs, items)])
+            return (Score.unmeasured("a kernel distance needs at least two images per side", self.backend()),)
+        features = self.features_of(outputs[order(outputs, items)])
         result = kid_features_to_metric(
-            found, torch.from_numpy(real), kid_subsets=subsets, kid_subset_size=size, rng_seed=SEED, verbose=False
+            features, torch.from_numpy(real), kid_subsets=subsets, kid_subset_size=size, rng_seed=SEED, verbose=False
         )
         drawn = result[KEY_METRIC_KID_STD] ** 2 / subsets if size < max(n, m) else 0.0
-        stderr = (float(influences(found.numpy()[:MOST], real).var(ddof=1)) / n + drawn) ** 0.5
+        stderr = (float(influences(features.numpy()[:MOST], real).var(ddof=1)) / n + drawn) ** 0.5
         note = f"{self.against()}, {subsets} subsets of {size}"
         return (Score(result[KEY_METRIC_KID_MEAN], stderr, self.backend(), note),)
 
@@ -216,22 +215,22 @@ class KID(InceptionFeatures):
         return influences(self.features_of(outputs).numpy(), real) if 2 <= len(outputs) <= MOST else None
 
 
-def influences(found: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """How each of the images with features `found` (N, d) moves the squared discrepancy to real ones (M, d), which
-    are held fixed: (N,) float64 of mean zero.
+def influences(features: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """The influence of each image, (N,) float64 with mean zero, on the squared discrepancy between features (N, d) and
+    the fixed features of real images (M, d).
 
-    To first order image i moves it by 2 / N times its witness, less the mean of all:
+    To first order, image i changes it by 2 / N times its witness minus the mean witness:
 
         h(x_i) = mean_{j != i} k(x_i, x_j) - mean_j k(x_i, y_j)
     """
     from torch_fidelity.metric_kid import kernel_poly
 
-    found, real = found.astype(np.float64), real.astype(np.float64)
-    n, witness = len(found), []
+    features, real = features.astype(np.float64), real.astype(np.float64)
+    n, witness = len(features), []
     for start in range(0, n, 1000):
-        block = found[start : start + 1000]
-        itself = ((block * block).sum(1) / found.shape[1] + 1) ** 3
-        among = (kernel_poly(block, found).sum(1) - itself) / (n - 1)
+        block = features[start : start + 1000]
+        itself = ((block * block).sum(1) / features.shape[1] + 1) ** 3
+        among = (kernel_poly(block, features).sum(1) - itself) / (n - 1)
         witness.append(among - kernel_poly(block, real).mean(1))
     h = np.concatenate(witness)
     moved: np.ndarray = 2 * (h - h.mean())
@@ -241,11 +240,11 @@ def influences(found: np.ndarray, real: np.ndarray) -> np.ndarray:
 class PrecisionRecall(InceptionFeatures):
     """Improved precision and recall (Kynkäänniemi et al. 2019, Eqs. 1 and 2). Options: `neighbours`.
 
-    A set of images covers the balls around its members that reach to their k-th neighbour in the set, k = 3. Precision
-    is the share of the generated images inside what the real ones cover, recall the share of the real ones inside what
-    the generated ones cover. By torch-fidelity's function. The paper's features are VGG-16's; these are ADM's choice.
-    Precision's standard error is a share's, the real images held fixed; recall has none, since every generated image
-    changes the others' balls.
+    A set of images covers a ball around each member, which reaches to the member's k-th neighbour in the set (k = 3).
+    Precision is the share of generated images that the real images cover; recall is the share of real images that the
+    generated images cover. Computed by torch-fidelity's function. The paper uses VGG-16's features; ADM uses these.
+    Precision has the standard error of a share, for fixed real images. Recall has no standard error, because every
+    generated image changes the balls of the others.
     """
 
     counts = {"neighbours": 3}  # noqa: RUF012 (a ClassVar of the base)
@@ -259,31 +258,33 @@ class PrecisionRecall(InceptionFeatures):
         assert real is not None
         n, m, k = len(outputs), len(real), self.options["neighbours"]
         if min(n, m) <= k:
-            none = Score.unmeasured(f"precision and recall need more than {k} images a side", self.backend())
-            return none, none
-        found = prc_features_to_metric(
+            unmeasured = Score.unmeasured(f"precision and recall need more than {k} images per side", self.backend())
+            return unmeasured, unmeasured
+        shares = prc_features_to_metric(
             self.features_of(outputs[order(outputs, items)]),
             torch.from_numpy(real),
             prc_neighborhood=k,
             prc_batch_size=1000,
-            save_cpu_ram=True,  # distances a block at a time
+            save_cpu_ram=True,  # distances in blocks
             verbose=False,
         )
-        precision, recall = found[KEY_METRIC_PRECISION], found[KEY_METRIC_RECALL]
+        precision, recall = shares[KEY_METRIC_PRECISION], shares[KEY_METRIC_RECALL]
         note = f"{self.against()}, {n} images to {m}"
         if n != m:
             note += ": both shares depend on the two numbers, compare only runs with the same"
-        stderr = math.sqrt(precision * (1 - precision) / n) if 0 < precision < 1 else None  # 0 would mean certainty
+        stderr = (
+            math.sqrt(precision * (1 - precision) / n) if 0 < precision < 1 else None
+        )  # an error of 0 would mean certainty
         return Score(precision, stderr, self.backend(), note), Score(recall, None, self.backend(), note)
 
 
 class InceptionScore(InceptionMetric):
-    """Inception Score (Salimans et al. 2016): exp of the mean KL divergence between the class distribution of an image
-    and the mean one. Options: `splits`.
+    """Inception Score (Salimans et al. 2016): exp of the mean KL divergence between an image's class distribution and
+    the mean distribution. Options: `splits`.
 
-    The mean over ten splits, as is the convention, by torch-fidelity's function on the logits without bias. It uses no
-    real images and grows with the number of images in a split. The splits are drawn by the items' ids (see `order`):
-    the order of the images does not matter. The standard error is that of a mean over the splits.
+    By convention, the mean over ten splits, by torch-fidelity's function on the logits without bias. It uses no real
+    images, and grows with the number of images in a split. The splits depend on the items' ids (see `order`), not on
+    the order of the images. The standard error is over the splits.
     """
 
     counts = {"splits": 10}  # noqa: RUF012 (a ClassVar of the base)
@@ -297,12 +298,12 @@ class InceptionScore(InceptionMetric):
         if n < splits:
             return (Score.unmeasured(f"an Inception Score in {splits} splits needs as many images", backend),)
         logits = torch.from_numpy(outputs[order(outputs, items)][:, FEATURES:])
-        found = isc_features_to_metric(logits, splits, shuffle=False)
-        # torch-fidelity divides the squares by the number of splits, an estimate by one less
-        stderr = found[KEY_METRIC_ISC_STD] / math.sqrt(splits - 1) if splits > 1 else None
+        statistics = isc_features_to_metric(logits, splits, shuffle=False)
+        # torch-fidelity divides the squares by the number of splits; an unbiased estimate divides by one less
+        stderr = statistics[KEY_METRIC_ISC_STD] / math.sqrt(splits - 1) if splits > 1 else None
         note = ""
         if n < splits * CLASSES:
             note = (
                 f"n = {n} in {splits} splits for {CLASSES} classes: biased downwards, compare only runs of the same n"
             )
-        return (Score(found[KEY_METRIC_ISC_MEAN], stderr, backend, note),)
+        return (Score(statistics[KEY_METRIC_ISC_MEAN], stderr, backend, note),)

@@ -1,9 +1,9 @@
-"""The cache of scorer outputs for images, so that no output is computed twice.
+"""The cache of scorer outputs, so that no output is computed twice.
 
-Under a run's folder, `scores/<scorer>/` holds shards of outputs, each with the keys of its images. A shard is
-written atomically as soon as its batch is scored. A key is a hash of an image and, for a scorer that reads it, of its
-prompt: an image that changed has no outputs here. A shard that cannot be read to its end counts as absent and is
-written again. `scores/metrics.json` maps the name of a metric to its scorer.
+In a run's folder, `scores/<scorer>/` contains shards of outputs with the keys of their images. A shard is written
+atomically as soon as its batch is scored. A key is a hash of the image and, if the scorer reads it, of the prompt. So a
+changed image has no outputs in the cache. A damaged shard counts as missing and is written again.
+`scores/metrics.json` maps the name of a metric to its scorer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DAMAGED = (OSError, ValueError, LookupError, EOFError, MemoryError, RuntimeErro
 
 
 def image_key(digest: str, prompt: str | None = None) -> str:
-    """The cache key of a scorer's outputs: of an image's digest and, where the scorer reads it, its prompt.
+    """The key of an image in an `OutputCache`, from its digest and, if the scorer reads it, its prompt.
 
     digest: `Record.sha256` in a run, `image_files.digest` elsewhere.
     """
@@ -33,7 +33,7 @@ def image_key(digest: str, prompt: str | None = None) -> str:
 
 
 class OutputCache:
-    """The cached outputs of one scorer: key -> (width,) float32 or float64. `folder` None keeps them in memory."""
+    """The cached outputs of one scorer: key -> (width,) float32 or float64. folder = None: only in memory."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -61,7 +61,7 @@ class OutputCache:
         self._rows |= zip(keys, outputs)
 
     def add(self, keys: Sequence[str], outputs: np.ndarray) -> None:
-        """Keeps outputs (N, width); they are on disk when this returns."""
+        """Stores outputs (N, width); they are on disk when this returns."""
         self._put(keys, outputs)
         if self.folder is None:
             return
@@ -75,17 +75,17 @@ class OutputCache:
         self._damaged = []
 
     def rows(self, keys: Sequence[str]) -> np.ndarray:
-        """Outputs (N, width) of these keys. KeyError for one that is not here."""
+        """Outputs (N, width) of these keys. Raises KeyError for a missing key."""
         return np.stack([self._rows[key] for key in keys])
 
 
 def _read(path: Path) -> tuple[list[str], np.ndarray]:
-    """Keys and outputs (N, width) of a shard; raises one of `_DAMAGED` for an incomplete one."""
-    with zipfile.ZipFile(path) as archive:  # which checks the sums of what it reads
+    """Keys and outputs (N, width) of a shard. Raises one of `_DAMAGED` for a damaged shard."""
+    with zipfile.ZipFile(path) as archive:  # it verifies checksums when it reads
         if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
-            raise ValueError("compressed")  # not by us: it may unfold to any size
-    with np.load(path, allow_pickle=False) as found:
-        keys, outputs = found["keys"], found["outputs"]
+            raise ValueError("compressed")  # not written by specbench: it may expand to any size
+    with np.load(path, allow_pickle=False) as arrays:
+        keys, outputs = arrays["keys"], arrays["outputs"]
     if keys.dtype.kind != "S" or keys.ndim != 1:
         raise ValueError(f"keys are {_form(keys)}")
     return [key.decode("ascii") for key in keys.tolist()], outputs
@@ -99,20 +99,20 @@ class Outputs:
     """The outputs of all scorers of one run, or of one folder of images."""
 
     def __init__(self, folder: Path | None) -> None:
-        """folder: the run's; its `scores/` is made when there is something to keep. None keeps all in memory."""
+        """folder: the run's folder; its `scores/` is created with the first output. None: only in memory."""
         self.folder = folder / "scores" if folder else None
         self._names: dict[str, str] = {}
         self._caches: dict[str, OutputCache] = {}
         if self.folder:
             try:
-                found = json.loads((self.folder / "metrics.json").read_text(encoding="utf-8"))
-                self._names = {str(name): str(scorer) for name, scorer in found.items()}
+                names = json.loads((self.folder / "metrics.json").read_text(encoding="utf-8"))
+                self._names = {str(name): str(scorer) for name, scorer in names.items()}
             except (OSError, ValueError, AttributeError, RecursionError):
-                pass  # not there, or damaged: written when next something is scored
+                pass  # missing or damaged: written by the next scoring
 
     @property
     def scorers(self) -> dict[str, str]:
-        """Metric -> its scorer, of all that were scored here."""
+        """Metric -> its scorer, for all metrics that were scored here."""
         return dict(self._names)
 
     def cache(self, cache_key: str) -> OutputCache:
@@ -133,11 +133,11 @@ class Outputs:
 
     def of(self, name: str, keys: Sequence[str]) -> np.ndarray:
         """Outputs (N, width) of the images with these keys (see `image_key`), by the scorer of the metric `name`, or by
-        the scorer with this name (`Metric.cache_key`). UsageError where one is not cached here."""
+        the scorer with this name (`Metric.cache_key`). Raises UsageError if an output is not cached."""
         cache = self.cache(self._names.get(name, name))
-        if absent := sum(key not in cache for key in keys):
+        if missing := sum(key not in cache for key in keys):
             where = self.folder.parent if self.folder else "memory"
             raise UsageError(
-                f"{where} keeps no {name} of {absent} of {len(keys)} images: score them with `specbench evaluate`"
+                f"{where} has no {name} for {missing} of {len(keys)} images: score them with `specbench evaluate`"
             )
         return cache.rows(keys)

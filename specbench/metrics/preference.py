@@ -1,7 +1,7 @@
 """Scores learnt from people's choices between images of a prompt: ImageReward, PickScore and HPSv3. HPSv2 is in
 `towers`.
 
-Each is the mean over the images; scorer outputs are (N, 1) float32, or (N, 2) where it is said.
+Each score is a mean over the images. Scorer outputs are (N, 1) float32 unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 class ImageReward(weights.PublishedMetric, MeanMetric):
     """ImageReward (Xu et al. 2023). No options.
 
-    The official weights run in transformers' BLIP, without the package image-reward, which needs an environment of its
-    own (see `ImageRewardPackage`), and gives the same rewards. An image is resized to 224 by its shorter side, PIL's
-    bicubic, and the centre is cut out; a caption has at most 35 tokens, as in the package.
+    The official weights run in transformers' BLIP. The package image-reward gives the same rewards, but needs a
+    separate environment (see `ImageRewardPackage`). The shorter side of an image is resized to 224 by PIL's bicubic,
+    and the centre is cut out. A caption has at most 35 tokens, as in the package.
     """
 
     reads_prompt = True
@@ -76,8 +76,8 @@ class ImageReward(weights.PublishedMetric, MeanMetric):
 class PickScore(weights.PublishedMetric, MeanMetric):
     """PickScore (Kirstain et al. 2023): CLIP ViT-H/14, trained on people's choices between two images. No options.
 
-    The score is the cosine between image and caption times the network's learnt scale, about 100, as in the authors'
-    code: about 18 to 24. The shorter side of an image is resized to 224 by PIL's bicubic and the centre is cut out; a
+    As in the authors' code, the score is the cosine between image and caption times the network's learnt scale (about
+    100): about 18 to 24. The shorter side of an image is resized to 224 by PIL's bicubic, and the centre is cut out. A
     caption has at most 77 tokens of transformers' tokenizer. Computed in float32.
     """
 
@@ -117,9 +117,9 @@ class PickScore(weights.PublishedMetric, MeanMetric):
 class HPSv3(weights.PublishedMetric, MeanMetric):
     """Human Preference Score v3 (Ma et al. 2025): Qwen2-VL-7B. No options.
 
-    The score is the first of the network's two outputs, about 0 to 15, as in the authors' code; the other is the
-    logarithm of its uncertainty. An image is resized to about 200,704 pixels (448 x 448), its shape kept; one image
-    after the other is scored. No package of the authors is needed.
+    As in the authors' code, the score is the first of the network's two outputs, about 0 to 15; the other output is the
+    logarithm of its uncertainty. Scorer outputs are (N, 2). An image is resized to about 200,704 pixels (448 x 448) and
+    keeps its aspect ratio. Images are scored one at a time. The authors' package is not needed.
     """
 
     reads_prompt = True
@@ -139,19 +139,20 @@ class HPSv3(weights.PublishedMetric, MeanMetric):
         sequences, device = hpsv3_network.ChatSequences(text), self.context.device
         network = hpsv3_network.load(weights_file, device, sequences.image)
 
-        def one(image: np.ndarray, item: PromptItem) -> Tensor:
+        def output_of(image: np.ndarray, item: PromptItem) -> Tensor:
             x, grid = hpsv3_network.patches(image)
             ids, reward = sequences(item.prompt, grid)
             output: Tensor = network(ids.to(device), x.to(device), grid, reward)
             return output
 
-        return NetworkScorer(device, lambda images, items: torch.stack(list(map(one, images, items))))
+        return NetworkScorer(device, lambda images, items: torch.stack(list(map(output_of, images, items))))
 
 
 def load_package(file: Path, vocabulary: Path, device: str) -> Any:
-    """The package's own model, filled from ImageReward.pt, with a tokenizer from vocab.txt.
+    """The package's model, filled from ImageReward.pt, with a tokenizer from vocab.txt.
 
-    Its own `load` fetches a configuration and a tokenizer, and accepts a file with missing tensors. Raises UsageError.
+    The package's `load` is not used: it downloads a configuration and a tokenizer, and accepts a file with missing
+    tensors. Raises UsageError for a file that does not fit.
     """
     from ImageReward.ImageReward import ImageReward
     from ImageReward.models.BLIP import blip_pretrain
@@ -161,21 +162,21 @@ def load_package(file: Path, vocabulary: Path, device: str) -> Any:
     from specbench.models.loading import official
 
     def tokenizer() -> Any:
-        made = BertTokenizer(str(vocabulary), do_lower_case=True)
-        made.add_special_tokens({"bos_token": "[DEC]", "additional_special_tokens": ["[ENC]"]})
-        return made
+        bert = BertTokenizer(str(vocabulary), do_lower_case=True)
+        bert.add_special_tokens({"bos_token": "[DEC]", "additional_special_tokens": ["[ENC]"]})
+        return bert
 
     blip.Captions(vocabulary)  # raises for a bad file
     source = official.open_source(file)
     settings = {**blip.TEXT, "add_cross_attention": True, "pad_token_id": 0, "type_vocab_size": 2}
-    theirs, blip_pretrain.init_tokenizer = blip_pretrain.init_tokenizer, tokenizer
+    original, blip_pretrain.init_tokenizer = blip_pretrain.init_tokenizer, tokenizer
     try:
         with tempfile.TemporaryDirectory() as folder:
             config = Path(folder) / "med_config.json"
             config.write_text(json.dumps(settings), encoding="utf-8")
             model = ImageReward(med_config=str(config), device=device)
     finally:
-        blip_pretrain.init_tokenizer = theirs
+        blip_pretrain.init_tokenizer = original
     try:
         keys = model.load_state_dict(dict(source.read(source.tensors)), strict=False)
     except RuntimeError as e:
@@ -187,17 +188,17 @@ def load_package(file: Path, vocabulary: Path, device: str) -> Any:
 
 
 class ImageRewardPackage(ImageReward):
-    """The mean reward by the makers' package image-reward: the second backend, to compare `ImageReward` with.
+    """The mean reward by the authors' package image-reward: a second backend, to check `ImageReward`.
 
-    The package pins old libraries and cannot be installed alongside the extra `metrics`; it has an extra of its own. It
-    is given the same two files as `ImageReward`, fetches nothing, and computes one image after the other.
+    The package pins old libraries and cannot be installed together with the extra `metrics`; it has a separate extra.
+    It reads the same two files as `ImageReward`, downloads nothing, and computes one image at a time.
     """
 
     @property
     def cache_key(self) -> str:
         if importlib.util.find_spec("ImageReward") is None:
             raise Unavailable(
-                "the package image-reward is not installed: it needs an environment of its own, without the extra"
+                "the package image-reward is not installed: it needs a separate environment, without the extra"
                 f" metrics: {install('image-reward')}"
             )
         return f"image-reward-package-{importlib.metadata.version('image-reward')}@{self.digests}, 224 bicubic"
@@ -209,7 +210,7 @@ class ImageRewardPackage(ImageReward):
             model = load_package(network, vocabulary, device)
         except ImportError as e:
             raise Unavailable(
-                f"the package image-reward cannot be imported ({e}): in an environment of its own,"
+                f"the package image-reward cannot be imported ({e}): in a separate environment,"
                 f" {install('image-reward')}"
             ) from e
 

@@ -1,5 +1,5 @@
-"""From an image (H, W, 3) uint8 to a network's input, in the steps that networks share. All resizing is PIL's bicubic,
-which has antialiasing and rounds to integer levels."""
+"""The steps from an image (H, W, 3) uint8 to a network's input. All resizing is PIL's bicubic, which has antialiasing
+and rounds to integer levels."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from PIL import Image
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Mean and deviation of a channel: those of ImageNet, and those of CLIP's training data.
+#: Mean and standard deviation of the channels: of ImageNet, and of CLIP's training data.
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
 def squeezed(image: np.ndarray, side: int) -> np.ndarray:
-    """(side, side, 3) uint8: all of the image, whatever its shape."""
+    """(side, side, 3) uint8: the whole image, of any shape, resized to a square."""
     return np.asarray(Image.fromarray(image).resize((side, side), Image.Resampling.BICUBIC))
 
 
 def shortest(image: np.ndarray, side: int) -> np.ndarray:
-    """The image with a shorter side of `side`; the longer one is rounded down."""
+    """The image, resized to a shorter side of `side`; the longer side is rounded down."""
     height, width = image.shape[:2]
     short = min(height, width)
     size = int(side * width / short), int(side * height / short)
@@ -31,7 +31,7 @@ def shortest(image: np.ndarray, side: int) -> np.ndarray:
 
 
 def center_square(image: np.ndarray) -> np.ndarray:
-    """The largest square in the centre; of an odd margin the smaller half is at the top and on the left."""
+    """The largest square in the centre. If a margin is odd, the top or left part is the smaller one."""
     height, width = image.shape[:2]
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
@@ -39,8 +39,8 @@ def center_square(image: np.ndarray) -> np.ndarray:
 
 
 def square(image: np.ndarray, side: int) -> np.ndarray:
-    """(side, side, 3) uint8: the shorter side becomes `side` and the centre is cut out, with the roundings of
-    torchvision's Resize and CenterCrop."""
+    """(side, side, 3) uint8: the shorter side is resized to `side` and the centre is cut out. Rounds as torchvision's
+    Resize and CenterCrop do."""
     resized = shortest(image, side)
     height, width = resized.shape[:2]
     top, left = round((height - side) / 2), round((width - side) / 2)
@@ -48,7 +48,7 @@ def square(image: np.ndarray, side: int) -> np.ndarray:
 
 
 def normalised(image: np.ndarray, statistics: tuple[tuple[float, ...], tuple[float, ...]]) -> Tensor:
-    """(3, H, W) float32: levels in [0, 1], less a mean, over a deviation."""
+    """(3, H, W) float32: levels in [0, 1], minus the mean, divided by the deviation."""
     import torch
 
     mean, deviation = map(torch.tensor, statistics)
@@ -57,8 +57,8 @@ def normalised(image: np.ndarray, statistics: tuple[tuple[float, ...], tuple[flo
 
 
 def multiples(height: int, width: int, unit: int, least: int, most: int) -> tuple[int, int]:
-    """The size of an image for a network of Qwen's: multiples of `unit` with `least` to `most` pixels, the shape nearly
-    kept, as smart_resize of qwen_vl_utils."""
+    """The size of an image for Qwen's networks: multiples of `unit` with `least` to `most` pixels and nearly the same
+    aspect ratio, as in smart_resize of qwen_vl_utils."""
     size = max(unit, round(height / unit) * unit), max(unit, round(width / unit) * unit)
     if least <= size[0] * size[1] <= most:
         return size
@@ -68,8 +68,8 @@ def multiples(height: int, width: int, unit: int, least: int, most: int) -> tupl
 
 
 def patches(x: Tensor, side: int, merge: int, times: int) -> tuple[Tensor, tuple[int, int]]:
-    """An image (3, H, W) -> the patches of Qwen's vision networks (rows * columns, 3 * times * side * side), the
-    merge * merge ones of a token after each other, and their (rows, columns). times: copies of the image."""
+    """An image (3, H, W) -> the patches of Qwen's vision networks (rows * columns, 3 * times * side * side), and their
+    (rows, columns). The merge * merge patches of a token are consecutive. times: copies of the image."""
     rows, columns = x.shape[1] // side, x.shape[2] // side
     x = x.unflatten(1, (rows // merge, merge, side)).unflatten(4, (columns // merge, merge, side))
     x = x.permute(1, 4, 2, 5, 0, 3, 6)[..., None, :, :].expand(*[-1] * 5, times, -1, -1)

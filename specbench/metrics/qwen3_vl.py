@@ -1,11 +1,11 @@
 """Qwen3-VL as a VQA model: a question about an image -> the distribution of the first token of the answer.
 
-The network is transformers' (Qwen3VLForConditionalGeneration). An image and a question make one message of a user, the
-image first, as the chat template of the published processor writes it. Sides are multiples of 32 pixels, of 256 x 256
-pixels in all at least: an image of 512 x 512 is read as it is, others are resized by PIL's bicubic, where the published
-processor has torchvision's, which rounds otherwise. (Sizes, mean and deviation: preprocessor_config.json of
-Qwen/Qwen3-VL-8B-Instruct.) No processor of generation is applied to the logits: for greedy decoding the published
-generation_config.json has none that changes them.
+The network is transformers' Qwen3VLForConditionalGeneration. An image and a question form one user message, image
+first, as in the chat template of the published processor. Sides are multiples of 32 pixels, with at least 256 x 256
+pixels in all. An image of 512 x 512 is not resized. Others are resized by PIL's bicubic; the published processor uses
+torchvision's, which rounds differently. (Sizes, mean and deviation: preprocessor_config.json of
+Qwen/Qwen3-VL-8B-Instruct.) No logits processor is applied: for greedy decoding, the published generation_config.json
+has none that changes the logits.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from specbench.storage.files import cached_sha256, sha256
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Folder of the weights of Qwen3-VL-8B-Instruct, which `metrics=geneval2` declares and fetches.
+#: Folder of the weights of Qwen3-VL-8B-Instruct, which `metrics=geneval2` declares and downloads.
 FOLDER, FETCHED_BY = "qwen3_vl_8b", "geneval2"
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
-PATCH, MERGE, TIMES = 16, 2, 2  # pixels of a patch; patches of a token, along a side; copies of an image
+PATCH, MERGE, TIMES = 16, 2, 2  # pixels per patch and patches per token, along a side; copies of an image
 LEAST, MOST = 256**2, 4096**2  # pixels of an image
 LEVELS = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)  # mean and deviation of a channel
 IMAGE = "<|image_pad|>"
@@ -35,19 +35,19 @@ _CHAT = "<|im_start|>user\n<|vision_start|>{}<|vision_end|>{}<|im_end|>\n<|im_st
 
 
 def files(context: ScoringContext) -> list[Path]:
-    """The configuration, the tokenizer and the files of tensors in their order. Raises Unavailable."""
+    """The files of the configuration, the tokenizer and the tensors, in this order. Raises Unavailable."""
     config, tokenizer = (weights.find(context, FETCHED_BY, FOLDER, name) for name in (CONFIG, TOKENIZER))
     first = weights.find(context, FETCHED_BY, FOLDER, "model.safetensors.index.json", "model.safetensors")
     return [config, tokenizer, *sorted(first.parent.glob("*.safetensors"))]
 
 
 def cache_key(context: ScoringContext) -> str:
-    """The VQA model's name, with a hash of its files. Raises Unavailable where they are not here."""
+    """The VQA model's name, with a hash of its files. Raises Unavailable if they are missing."""
     return f"qwen3-vl-8b-instruct@{sha256(''.join(map(cached_sha256, files(context))), 8)}"
 
 
 def _network_class() -> Any:
-    """transformers' class. Raises Unavailable where the installed release has none."""
+    """transformers' class. Raises Unavailable if the installed release does not have it."""
     import transformers
 
     try:
@@ -62,7 +62,7 @@ class VQAModel:
     """Qwen3-VL on a device, with its tokenizer."""
 
     def __init__(self, context: ScoringContext) -> None:
-        """Raises Unavailable, and UsageError for files that are not of one Qwen3-VL."""
+        """Raises Unavailable, and UsageError for files that are not from one Qwen3-VL."""
         config, tokenizer, *shards = files(context)
         for path in (config, tokenizer, *shards):
             weights.published(context, FOLDER, path)
@@ -105,9 +105,9 @@ class VQAModel:
 
 
 def positions(length: int, start: int, grid: tuple[int, int]) -> Tensor:
-    """Rotary positions (3, length) int64 (time, row, column) of a text with an image's tokens in a grid from `start`
-    on. Text counts on alike in all three; an image adds row and column, and the text after it begins at the larger side
-    of its grid."""
+    """Rotary positions (3, length) int64 (time, row, column) of a text whose image tokens, in a grid, begin at `start`.
+    Text positions increase equally in all three. Image tokens add their row and column; the text after them continues
+    at the larger side of the grid."""
     import torch
 
     rows, columns = grid
@@ -129,7 +129,7 @@ def patches(image: np.ndarray) -> tuple[Tensor, tuple[int, int]]:
 
 
 def _load(folder: Path, device: str) -> Any:
-    """The network, in the number format that its configuration states. UsageError for other tensors."""
+    """The network, in the dtype that its configuration states. Raises UsageError for other tensors."""
     network_class = _network_class()
     try:
         network, report = network_class.from_pretrained(

@@ -1,7 +1,7 @@
-"""Real images, and how the statistics of their features are made (see `reference` for the file).
+"""Reads real images and computes the statistics of their features (see `reference` for the file).
 
 Images are read one block at a time, so that memory does not grow with their number. The features are cached next to the
-file until it is complete: after an interruption, `made` goes on.
+file until it is complete, so that `compute_statistics` continues after an interruption.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BYTES = 1 << 28  # of images that are read together from one file
 
 
 class Folder:
-    """The images of a folder and its sub-folders, by name; hidden ones are skipped."""
+    """The images of a folder and its sub-folders, by name. Hidden files and folders are skipped."""
 
     def __init__(self, folder: Path) -> None:
         self.name = _text(folder.resolve().name)
@@ -56,45 +56,49 @@ class Folder:
         for start in range(0, len(self.names), BLOCK):
             yield image_files.ImageFiles([self._paths[name] for name in self.names[start : start + BLOCK]])
 
-    def moments(self, one: ComparedMetric) -> None:
+    def moments(self, metric: ComparedMetric) -> None:
         return None
 
 
 class Archive:
-    """The images arr_0 (N, H, W, 3) uint8 of an .npz, such as ADM's VIRTUAL_imagenet256_labeled.npz. Where it has mu
-    and sigma, too, they are kept: ADM's are of all of ImageNet's training images, of which it shows 10,000."""
+    """The images arr_0 (N, H, W, 3) uint8 of an .npz, such as ADM's VIRTUAL_imagenet256_labeled.npz. If it also has mu
+    and sigma, these are used: ADM's are from all training images of ImageNet, while arr_0 has 10,000 images."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, _text(path.name)
         with references.opened(path) as arrays:
             shape, dtype = arrays.header("arr_0")
-        right = len(shape) == 4 and dtype == np.uint8 and 1 < shape[0] <= 10**6 and shape[3] == 3
-        if not right or not 1 <= min(shape[1:3]) <= max(shape[1:3]) <= 4096:
+        is_image_array = len(shape) == 4 and dtype == np.uint8 and 1 < shape[0] <= 10**6 and shape[3] == 3
+        if not is_image_array or not 1 <= min(shape[1:3]) <= max(shape[1:3]) <= 4096:
             raise UsageError(f"{path}: 'arr_0' is {dtype} {list(shape)}, not images uint8 [N, H, W, 3]")
         self.shape = shape
         self.names = [f"{i:09d}" for i in range(shape[0])]
         self.files = sha256(f"{path.stat().st_size} {self.name}\n")
 
     def blocks(self) -> Iterator[Images]:
-        n, one = self.shape[0], self.shape[1:]
-        size = min(BLOCK, max(1, _BYTES // math.prod(one)))
+        n, image_shape = self.shape[0], self.shape[1:]
+        size = min(BLOCK, max(1, _BYTES // math.prod(image_shape)))
         with references.opened(self.path) as arrays, arrays.open("arr_0") as f:
             _, columns, _ = arrays.parsed("arr_0", references.header, f)
             if columns:
                 raise UsageError(f"{self.path}: 'arr_0' is in Fortran order; save it in C order")
             for start in range(0, n, size):
                 count = min(size, n - start)
-                read = partial(_read_images, shape=(count, *one))  # raises where the file ends early
+                read = partial(_read_images, shape=(count, *image_shape))  # raises if the file ends early
                 yield image_files.ImageArray(arrays.parsed("arr_0", read, f))
 
-    def moments(self, one: ComparedMetric) -> tuple[np.ndarray, np.ndarray] | None:
+    def moments(self, metric: ComparedMetric) -> tuple[np.ndarray, np.ndarray] | None:
         with references.opened(self.path) as arrays:
-            there = "mu" in arrays and "sigma" in arrays
-        side = one.options.get("crop")
-        if not there or one.options.get("resize") != "tf" or not (side is None or self.shape[1:3] == (side, side)):
+            has_moments = "mu" in arrays and "sigma" in arrays
+        side = metric.options.get("crop")
+        if (
+            not has_moments
+            or metric.options.get("resize") != "tf"
+            or not (side is None or self.shape[1:3] == (side, side))
+        ):
             return None
-        found = references.read(self.path, one.width)
-        return found.mean, found.covariance
+        statistics = references.read(self.path, metric.width)
+        return statistics.mean, statistics.covariance
 
 
 def _read_images(f: IO[bytes], shape: tuple[int, ...]) -> np.ndarray:
@@ -102,53 +106,53 @@ def _read_images(f: IO[bytes], shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _text(name: str) -> str:
-    """A file's name as text, whatever its bytes."""
+    """A file's name as text, even if its bytes are not valid UTF-8."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
-#: Real images. name: of their folder or file; names: of each image; files: a hash that identifies them; blocks(): the
-#: images in the order of their names, some at a time; moments(one): mean (d,) and covariance (d, d) that come with the
-#: images, where the features of the metric `one` fit them, else None.
+#: Real images. name: of their folder or file; names: of the images; files: a hash that identifies them; blocks(): the
+#: images in the order of their names, in blocks; moments(metric): the mean (d,) and covariance (d, d) that are stored
+#: with the images, if they fit the metric's features, else None.
 ReferenceSource = Folder | Archive
 
 
 def source(path: Path) -> ReferenceSource:
-    """The images of images=; UsageError for fewer than two."""
+    """The images of images=. Raises UsageError for fewer than two."""
     return Archive(path) if path.is_file() else Folder(path)
 
 
 def extractors(names: Sequence[str], context: ScoringContext, crop: int | str | None = None) -> list[ComparedMetric]:
-    """A metric for each feature extractor of these metrics, in the place of whose own crop stands `crop` (empty: their
-    own). Metrics of a set that compare with nothing are left out. UsageError for absent weights and a metric alone that
-    compares with nothing."""
-    every = {name: metrics.metric(name, context) for name in parameters.single_metrics()}
-    compared = {name: one for name, one in every.items() if isinstance(one, ComparedMetric)}
-    found: dict[str, ComparedMetric] = {}
+    """One metric per feature extractor of these metrics, with the crop `crop` (empty: the metric's default crop). In a
+    set, metrics that do not use real images are skipped. Raises UsageError for missing weights, and for a single metric
+    that does not use real images."""
+    single = {name: metrics.metric(name, context) for name in parameters.single_metrics()}
+    compared = {name: metric for name, metric in single.items() if isinstance(metric, ComparedMetric)}
+    by_cache_key: dict[str, ComparedMetric] = {}
     for name in names:
         members = [name] if name in compared else parameters.declared("metrics", name)
-        group = [one for member, one in compared.items() if member in members]
+        group = [metric for member, metric in compared.items() if member in members]
         if not group:
             raise unknown("metric that compares with real images", name, compared)
-        for one in group:
+        for metric in group:
             if crop != "":
-                one = type(one)(context, one.options | {"crop": crop})
+                metric = type(metric)(context, metric.options | {"crop": crop})
             try:
-                found.setdefault(one.cache_key, one)
+                by_cache_key.setdefault(metric.cache_key, metric)
             except Unavailable as e:
                 raise UsageError(str(e)) from None
-    return list(found.values())
+    return list(by_cache_key.values())
 
 
-def made(one: ComparedMetric, real: ReferenceSource, data: str, path: Path) -> ReferenceStatistics:
-    """The statistics of these images, by the feature extractor of `one`, written to `path`.
+def compute_statistics(metric: ComparedMetric, real: ReferenceSource, data: str, path: Path) -> ReferenceStatistics:
+    """The statistics of these images, by the metric's feature extractor, written to `path`.
 
-    The features that are kept are those of the `KEPT` images that come first by a hash of their names.
+    The file stores the features of the first `KEPT` images by a hash of their names.
     """
-    n, given = len(real.names), real.moments(one)
+    n, stored_moments = len(real.names), real.moments(metric)
     chosen = sorted(range(n), key=lambda i: key("reference", real.names[i]))[: references.KEPT]
     row = {i: row for row, i in enumerate(sorted(chosen))}
-    features = np.zeros((len(chosen), one.width), np.float32)
-    moments = Moments(one.width)
+    features = np.zeros((len(chosen), metric.width), np.float32)
+    moments = Moments(metric.width)
     staging = path.with_name(f".{path.stem}.outputs")
     start = 0
     for block in real.blocks():
@@ -157,37 +161,37 @@ def made(one: ComparedMetric, real: ReferenceSource, data: str, path: Path) -> R
             print(f"specbench: images {start + 1} to {stop} of {n}", file=sys.stderr)
         items = [Item(i, "", None, real.names[i]) for i in range(start, stop)]
         cached = metrics.Outputs(staging / f"{start}-{stop}")
-        outputs = metrics.scorer_outputs(one, block, items, cached)[:, : one.width]
+        outputs = metrics.scorer_outputs(metric, block, items, cached)[:, : metric.width]
         moments.add(torch.from_numpy(outputs))
-        mine = [i for i in range(start, stop) if i in row]
-        features[[row[i] for i in mine]] = outputs[[i - start for i in mine]]
+        stored = [i for i in range(start, stop) if i in row]
+        features[[row[i] for i in stored]] = outputs[[i - start for i in stored]]
         start = stop
-    mean, covariance = given or (moments.mean.numpy(), moments.covariance.numpy())
+    mean, covariance = stored_moments or (moments.mean.numpy(), moments.covariance.numpy())
     origin = {
         "data": data,
         "folder": real.name,
         "images": n,
         "files": real.files,
-        "moments": real.name if given else "",
-        "cache_key": one.cache_key,
-        "crop": one.options.get("crop"),
+        "moments": real.name if stored_moments else "",
+        "cache_key": metric.cache_key,
+        "crop": metric.options.get("crop"),
         "specbench": __version__,
         "commit": commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    found = ReferenceStatistics(mean, covariance, data or path.stem, features, n, origin)
-    references.write(path, found)
+    statistics = ReferenceStatistics(mean, covariance, data or path.stem, features, n, origin)
+    references.write(path, statistics)
     shutil.rmtree(staging, ignore_errors=True)
-    return found
+    return statistics
 
 
-def kept(path: Path, one: ComparedMetric, real: ReferenceSource) -> ReferenceStatistics | None:
-    """The statistics in `path` where they are of these images and this feature extractor."""
+def stored_statistics(path: Path, metric: ComparedMetric, real: ReferenceSource) -> ReferenceStatistics | None:
+    """The statistics in `path`, if they are from these images and this feature extractor."""
     if not path.exists():
         return None
     try:
-        found = references.read(path, one.width)
+        stored = references.read(path, metric.width)
     except UsageError:
-        return None  # damaged: made again
-    mine = (one.cache_key, real.files)
-    return found if (found.cache_key, found.provenance.get("files")) == mine else None
+        return None  # damaged: computed again
+    expected = (metric.cache_key, real.files)
+    return stored if (stored.cache_key, stored.provenance.get("files")) == expected else None

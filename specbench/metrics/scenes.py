@@ -1,5 +1,5 @@
 """The metrics of the embedded worlds (64 x 64), by the evaluators of a world. Their values are comparable only between
-runs with the same backend, and never bear the name of a metric of a real network.
+runs with the same backend. Their names differ from the names of metrics of real networks.
 """
 
 from __future__ import annotations
@@ -35,23 +35,21 @@ if TYPE_CHECKING:
     from specbench.metrics.scenes_reference import ScenesReference
     from specbench.models.evaluators import TwoTower
 
-#: Images in a forward pass, always: a convolution chooses the order of its sums by the batch size, and an image's
-#: outputs must not depend on the number of other images in the batch.
+#: Images in every forward pass. A convolution chooses the order of its sums by the batch size, but an image's outputs
+#: must not depend on the number of other images.
 GROUP = 32
 
 
 class EmbeddedMetric(Metric):
-    """A metric of the evaluator of an embedded world, whose file is in the assets folder. It has no options."""
+    """A metric by an evaluator of an embedded world, whose file is in the assets folder. It has no options."""
 
     world: ClassVar[World] = scenes.WORLD
-    evaluator: ClassVar[str]  # its name in the file's
+    evaluator: ClassVar[str]  # part of the file's name
 
     def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
         super().__init__(context, options)
         if options:
-            raise UsageError(
-                f"the metric of {self.weights} has no options, but {', '.join(map(repr, options))} is given"
-            )
+            raise UsageError(f"the metric of {self.weights} has no options: leave out {', '.join(map(repr, options))}")
 
     @property
     def weights(self) -> str:
@@ -73,7 +71,7 @@ class EmbeddedMetric(Metric):
 
 
 class EmbeddedScorer(Scorer):
-    """Scores in groups of `GROUP`. The last group is padded with its last image.
+    """Scores images in groups of `GROUP`. The last group is padded with its last image.
 
     outputs: images (GROUP, 3, 64, 64) float32 in [-1, 1] and their items -> outputs (GROUP, width).
     """
@@ -91,7 +89,7 @@ class EmbeddedScorer(Scorer):
             height, width = image.shape[:2]
             if (height, width) != (world.size, world.size):
                 raise Unavailable(
-                    f"{self.metric.weights} scores {world.size}x{world.size} images of {world.name}; these are"
+                    f"{self.metric.weights} scores {world.size}x{world.size} images of {world.name}; this image is"
                     f" {width}x{height}"
                 )
         outputs = []
@@ -106,7 +104,7 @@ class EmbeddedScorer(Scorer):
 
 
 def of_classes(item: PromptItem) -> bool:
-    """Whether an item states a class of scenes with one object, and not a full scene: see `data.scenes_classes`."""
+    """Whether an item states a class (see `data.scenes_classes`) instead of a full scene."""
     background = list(scenes.ATTRIBUTES).index("background")
     return scenes.WORLD.describes(item.labels) and (item.labels or ())[background] == worlds.ABSENT
 
@@ -147,11 +145,11 @@ class ScenesFID(EmbeddedMetric):
         from specbench.metrics import frechet
 
         reference, _ = self._reference(items)
-        found = frechet.influences(torch.from_numpy(outputs), reference.mean, reference.covariance)
-        return None if found is None else found.numpy()
+        influences = frechet.influences(torch.from_numpy(outputs), reference.mean, reference.covariance)
+        return None if influences is None else influences.numpy()
 
     def _reference(self, items: Sequence[PromptItem]) -> tuple[ScenesReference, bool]:
-        """The real images that suit the items, and whether those are the ones with a single object."""
+        """The reference for these items, and whether its images have a single object."""
         from specbench.metrics import scenes_reference
 
         single = all(map(of_classes, items))
@@ -162,8 +160,8 @@ class ScenesFID(EmbeddedMetric):
 
 
 class ScenesClip(EmbeddedMetric, MeanMetric):
-    """CLIP score (Hessel et al. 2021) of the two-tower model: the mean cosine itself, not x100, between the embeddings
-    of an image and of its caption, counted as 0 where it is negative. Scorer outputs: cosines (N, 1) float64."""
+    """CLIP score (Hessel et al. 2021) of the two-tower model: the mean cosine (not x100) between the embeddings of an
+    image and its caption, or 0 if it is negative. Scorer outputs: cosines (N, 1) float64."""
 
     evaluator = "two_tower"
     reads_prompt = True
@@ -189,8 +187,8 @@ class ScenesClip(EmbeddedMetric, MeanMetric):
         if not unread:
             return ""
         return (
-            f"{unread} of {len(items)} captions hold words that the model has never seen, or none: it was trained on"
-            f" {self.world.name} only"
+            f"{unread} of {len(items)} captions have no words, or words that the model has never seen: it was trained"
+            f" on {self.world.name} only"
         )
 
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
@@ -203,22 +201,22 @@ class ScenesClip(EmbeddedMetric, MeanMetric):
 
 
 def readable(towers: TwoTower, caption: str) -> bool:
-    """Whether a caption has words, and the model has seen all of them."""
+    """Whether a caption has words and the model has seen all of them."""
     return bool(worlds.words(caption)) and not towers.unknown_words(caption)
 
 
 def divergences(log_probabilities: np.ndarray) -> np.ndarray:
-    """KL divergence (N,) in nats of each distribution from their mean, of log-probabilities (N, K)."""
+    """KL divergence (N,) in nats of each distribution from their mean, for log-probabilities (N, K)."""
     logs = log_probabilities.astype(np.float64)
     mean = np.exp(logs).mean(0)
     return np.asarray((np.exp(logs) * (logs - np.log(np.maximum(mean, 1e-300)))).sum(1))
 
 
 class ScenesInceptionScore(EmbeddedMetric):
-    """Inception Score (Salimans et al. 2016) of the reader: exp of the mean KL divergence of an image's distribution
-    over classes, shape by colour, from the mean one. At most 40, the number of classes.
+    """Inception Score (Salimans et al. 2016) of the reader: exp of the mean KL divergence between an image's
+    distribution over classes (shape and colour) and the mean distribution. At most 40, the number of classes.
 
-    The score of all images at once, not of splits. It uses no real images and no prompts. Scorer outputs (N, 40)
+    Computed over all images at once, without splits. It uses no real images and no prompts. Scorer outputs (N, 40)
     float32: the log-probabilities of the classes of `data.scenes_classes`.
     """
 
@@ -226,7 +224,7 @@ class ScenesInceptionScore(EmbeddedMetric):
 
     @property
     def cache_key(self) -> str:
-        """The reward uses the same network and caches other outputs of it."""
+        """Differs from the reward's key, which caches other outputs of the same network."""
         return f"{super().cache_key}, classes"
 
     def scorer(self) -> EmbeddedScorer:
@@ -245,21 +243,22 @@ class ScenesInceptionScore(EmbeddedMetric):
         n, classes = outputs.shape
         if n < 2:
             return (Score.unmeasured("an Inception Score needs at least two images", self.cache_key),)
-        apart = divergences(outputs)
-        value = math.exp(apart.mean())
+        divergence = divergences(outputs)
+        value = math.exp(divergence.mean())
         note = f"of {classes} classes of shape and colour"
         if n < 10 * classes:
             note += f"; n = {n}: biased downwards, compare only runs of the same n"
-        return (Score(value, value * float(apart.std(ddof=1)) / math.sqrt(n), self.cache_key, note),)
+        return (Score(value, value * float(divergence.std(ddof=1)) / math.sqrt(n), self.cache_key, note),)
 
     def influences(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray | None:
-        """An image's divergence is its influence on their mean, its part in the mean distribution included."""
-        apart = divergences(outputs)
-        return np.asarray(math.exp(apart.mean()) * (apart - apart.mean()))
+        """The influence of an image on the mean divergence is its own divergence minus the mean. This includes its
+        effect on the mean distribution."""
+        divergence = divergences(outputs)
+        return np.asarray(math.exp(divergence.mean()) * (divergence - divergence.mean()))
 
 
 def rewards(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """Reward (N,) float32 of each image from the reader's logits (A of (N, K_a)) and labels (N, A) int64."""
+    """Rewards (N,) float32 from the reader's logits, (N, K_a) for each of A attributes, and labels (N, A) int64."""
     import torch
 
     from specbench.models import evaluators as ev
@@ -271,23 +270,23 @@ def rewards(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
 class ScenesReward(EmbeddedMetric, MeanMetric):
     """The reward: the confidence of the reader that an image shows what its caption states.
 
-    For a caption that states attributes a = 1..m (of scenes: layout, background; shape, colour, size and fill of each
-    object), with K_a choices each, and the reader's probability p_a of the stated choice,
+    For a caption that states attributes a = 1..m (in scenes: layout and background; shape, colour, size and fill of
+    each object), with K_a choices each, and the reader's probability p_a of the stated choice,
 
         reward = 1/m sum_a (p_a - 1/K_a) / (1 - 1/K_a)
 
-    1: the reader is certain of every attribute; 0: no better than chance; negative: it is certain of something else (an
-    attribute then counts -1/(K_a - 1)). A mean of log-probabilities would measure the same, but one confident
-    contradiction would outweigh a dozen attributes drawn well, and the network's calibration would set the scale. The
-    note gives the share of attributes whose most probable choice is the stated one ("attribute accuracy"). A class of
-    scenes with one object states three attributes: that there is one object, its shape and its colour.
+    1: the reader is certain of all attributes; 0: no better than chance; negative: it is certain of something else (an
+    attribute then counts -1/(K_a - 1)). In a mean of log-probabilities, one confident contradiction would outweigh a
+    dozen correct attributes, and the network's calibration would set the scale. The note gives the share of attributes
+    whose most probable choice is the stated one ("attribute accuracy"). A class of scenes states three attributes: that
+    there is one object, its shape and its colour.
 
     Needs items with labels. Scorer outputs (N, 1 + A) float32: the reward, and for each attribute whether it is read
-    right, NaN where the labels do not state it.
+    right; NaN if the labels do not state it.
     """
 
     evaluator = "reader"
-    reads_prompt = True  # by way of the labels, which a caption of scenes fixes
+    reads_prompt = True  # through the labels, which the caption determines
 
     def scorer(self) -> EmbeddedScorer:
         import torch
@@ -309,11 +308,11 @@ class ScenesReward(EmbeddedMetric, MeanMetric):
         return f"these prompts come without labels of {self.world.name}, so there are no attributes to compare with"
 
     def note(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> str:
-        right = outputs[:, 1:].astype(np.float64)
-        note = f"attribute accuracy {np.nanmean(right):.4f}"
+        correct = outputs[:, 1:].astype(np.float64)
+        note = f"attribute accuracy {np.nanmean(correct):.4f}"
         if all(map(of_classes, items)):
-            stated = [a for a in range(right.shape[1]) if not np.isnan(right[:, a]).all()]
+            stated = [a for a in range(correct.shape[1]) if not np.isnan(correct[:, a]).all()]
             names = list(scenes.ATTRIBUTES)
-            parts = ", ".join(f"{names[a]} {np.nanmean(right[:, a]):.4f}" for a in stated)
+            parts = ", ".join(f"{names[a]} {np.nanmean(correct[:, a]):.4f}" for a in stated)
             note += f" over the class's attributes alone: {parts}"
         return note

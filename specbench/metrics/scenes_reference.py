@@ -1,5 +1,4 @@
-"""Statistics of real images of an embedded world in its classifier's features, which `scenes_fid` and `textures_fid`
-compare with."""
+"""Statistics of real images of an embedded world, in its classifier's features, for `scenes_fid` and `textures_fid`."""
 
 from __future__ import annotations
 
@@ -19,12 +18,12 @@ from specbench.models import evaluators as ev
 from specbench.storage import home
 from specbench.storage.files import atomic_path
 
-COUNT = 2000  # validation images to render where those statistics are not at hand
-SINGLE = "/portraits"  # stands behind a backend's name where the real images are those with one object
+COUNT = 2000  # validation images to render if the statistics are not stored
+SINGLE = "/portraits"  # suffix of the backend's name if the real images have one object
 
 
 class ScenesReference(Moments):
-    """Moments of a set of features, on the CPU; backend: whose features they are."""
+    """Moments of a set of features, on the CPU. backend: the network of the features."""
 
     def __init__(self, width: int, backend: str) -> None:
         super().__init__(width)
@@ -34,14 +33,14 @@ class ScenesReference(Moments):
     def from_images(
         cls, classifier: ev.Classifier, images: np.ndarray, backend: str, batch: int = 256
     ) -> ScenesReference:
-        """Of images (N, 64, 64, 3) uint8."""
+        """The moments of images (N, 64, 64, 3) uint8."""
         device = next(classifier.parameters()).device
-        found = cls(classifier.num_features, backend)
+        statistics = cls(classifier.num_features, backend)
         for i in range(0, len(images), batch):
             x = torch.from_numpy(np.ascontiguousarray(images[i : i + batch])).permute(0, 3, 1, 2).to(device)
             with torch.no_grad():
-                found.add(classifier.features(ev.as_input(x)).cpu())
-        return found
+                statistics.add(classifier.features(ev.as_input(x)).cpu())
+        return statistics
 
     def save(self, path: Path) -> None:
         meta = {"specbench": json.dumps({"backend": self.backend, "count": self.count}, sort_keys=True)}
@@ -51,11 +50,11 @@ class ScenesReference(Moments):
     @classmethod
     def load(cls, path: Path) -> ScenesReference:
         with safe_open(path, framework="pt") as f:
-            meta = json.loads(f.metadata()["specbench"])
+            metadata = json.loads(f.metadata()["specbench"])
             total, outer = f.get_tensor("total"), f.get_tensor("outer")
-        found = cls(len(total), meta["backend"])
-        found.count, found.total, found.outer = meta["count"], total, outer
-        return found
+        statistics = cls(len(total), metadata["backend"])
+        statistics.count, statistics.total, statistics.outer = metadata["count"], total, outer
+        return statistics
 
 
 def stored_at(classifier: Path) -> Path:
@@ -64,8 +63,8 @@ def stored_at(classifier: Path) -> Path:
 
 
 def whole_world(world: World, weights: Path, backend: str, device: str) -> ScenesReference:
-    """Of a world's validation images, by the classifier `weights`: the stored statistics where they are of these
-    weights, else of images rendered now."""
+    """The statistics of a world's validation images, by the classifier `weights`: the stored statistics if they belong
+    to these weights; otherwise images are rendered now."""
     path = stored_at(weights)
     if path.exists():
         stored = ScenesReference.load(path)
@@ -76,8 +75,8 @@ def whole_world(world: World, weights: Path, backend: str, device: str) -> Scene
 
 
 def single_objects(weights: Path, backend: str, device: str) -> ScenesReference:
-    """The same of validation images of scenes with one object: rendered once, which takes seconds, and then kept under
-    `home`.
+    """The same for validation images of scenes with one object. They are rendered once, in seconds, and the statistics
+    are then stored under `home`.
 
     backend: ends in `SINGLE`.
     """
@@ -89,8 +88,8 @@ def single_objects(weights: Path, backend: str, device: str) -> ScenesReference:
         if (stored.backend, stored.count, stored.total.shape) == (backend, COUNT, shape):
             return stored
     except (OSError, SafetensorError, LookupError, TypeError, ValueError):
-        pass  # not there, or damaged: rendered again
+        pass  # missing or damaged: rendered again
     reference = ScenesReference.from_images(classifier, scenes_classes.portraits("validation", COUNT)[0], backend)
-    with suppress(OSError):  # costs the same seconds next time, nothing else
+    with suppress(OSError):  # then the images are rendered again next time
         reference.save(path)
     return reference

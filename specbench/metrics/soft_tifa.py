@@ -1,14 +1,14 @@
-"""Soft-TIFA (Kamath et al. 2025, arXiv 2512.16853): a VQA model answers questions about an image, and the score of
-each is how probable the right answer is. The score of an image is the arithmetic mean (AM) or the geometric mean (GM)
-of its questions' scores.
+"""Soft-TIFA (Kamath et al. 2025, arXiv 2512.16853): a VQA model answers questions about an image. The score of a
+question is the probability of the right answer. The score of an image is the arithmetic mean (AM) or the geometric mean
+(GM) of its questions' scores.
 
-The arithmetic is that of evaluation.py and soft_tifa_analysis.py of facebookresearch/GenEval2@a6e82d22:
+The arithmetic follows evaluation.py and soft_tifa_analysis.py of facebookresearch/GenEval2@a6e82d22:
 
-- The score of a question is a sum over spellings of the answer, of the probability of the first token of each.
-  Spellings with the same first token count each, so that a score can exceed 1. Nothing is cut off.
+- The score of a question is the sum, over spellings of the answer, of the probability of the spelling's first token.
+  Spellings with the same first token count separately, so a score can exceed 1. It is not clipped.
 - A question with score 0 makes the geometric mean of its image 0.
-- Columns are means times 100: of GM and of AM over the images, and for a skill over all questions of this skill in all
-  images. Figures by the number of atoms of a prompt are means of GM; the note has them.
+- Columns are means times 100: of GM and of AM over the images and, for a skill, over all questions of this skill in all
+  images. The note gives the mean GM by the number of atoms of a prompt.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from specbench.rows import summary
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: What follows each question.
+#: Appended to each question.
 SUFFIX = " Answer in one word."
 _YES = ("Yes", "yes", " yes", " Yes")
 
 
 def spellings(question: str, answer: str) -> tuple[str, ...]:
-    """The texts that count as the right answer to a question of GenEval 2. answer: a number word where the question
-    begins with "How many"; all others are to be answered by yes."""
+    """The texts that count as the right answer to a question of GenEval 2. answer: a number word if the question begins
+    with "How many", otherwise Yes."""
     if not question.startswith(geneval2.HOW_MANY):
         return _YES
     words = (answer, answer.capitalize(), str(geneval2.NUMBERS.index(answer) + 1))
@@ -52,22 +52,22 @@ def spellings(question: str, answer: str) -> tuple[str, ...]:
 
 
 def question_score(probs: Any, tokens: Sequence[int]) -> float:
-    """The sum of probabilities (V,) over the first tokens of the spellings, each as often as it occurs."""
+    """The sum of probabilities (V,) over the first tokens of the spellings; a repeated token counts repeatedly."""
     return sum(float(probs[token]) for token in tokens)
 
 
 def geometric_means(scores: np.ndarray) -> np.ndarray:
-    """(N,) of question scores (N, Q), NaN where a row has fewer questions."""
+    """(N,) from question scores (N, Q), padded with NaN if a row has fewer questions."""
     with np.errstate(divide="ignore"):
         means: np.ndarray = np.exp(np.nanmean(np.log(scores), 1))
     return means
 
 
 class SoftTIFA(MeanMetric):
-    """Scorer outputs: the scores of an image's questions (N, Q), NaN where it has fewer. Columns: GM, AM, and one for
-    each of `skills`."""
+    """Scorer outputs: the scores of an image's questions (N, Q), padded with NaN. Columns: GM, AM, and one per skill of
+    `skills`."""
 
-    reads_prompt = True  # by way of the metadata or the labels, which a prompt fixes
+    reads_prompt = True  # through the metadata or the labels, which the prompt determines
     counts_prompts = True
     skills: ClassVar[tuple[str, ...]]
 
@@ -96,15 +96,15 @@ class SoftTIFA(MeanMetric):
         self, skill: str, scores: np.ndarray, items: Sequence[PromptItem], groups: Sequence[int] | None
     ) -> Score:
         """The mean over the questions of a skill in all images."""
-        asked = np.zeros(scores.shape, dtype=bool)
-        for row, item in zip(asked, items, strict=True):
+        has_skill = np.zeros(scores.shape, dtype=bool)
+        for row, item in zip(has_skill, items, strict=True):
             of_item = [name == skill for name in self.skills_of(item)]
             row[: len(of_item)] = of_item
-        asked &= ~np.isnan(scores)
-        if not asked.any():
+        has_skill &= ~np.isnan(scores)
+        if not has_skill.any():
             return Score.unmeasured("no prompt asks for it", self.backend())
-        sums = 100 * np.where(asked, scores, 0).sum(1)
-        return Score(*summary.ratio(sums.tolist(), asked.sum(1).tolist(), groups), self.backend(), "")
+        sums = 100 * np.where(has_skill, scores, 0).sum(1)
+        return Score(*summary.ratio(sums.tolist(), has_skill.sum(1).tolist(), groups), self.backend(), "")
 
     def note(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> str:
         gm, atoms = self.per_image(outputs), np.array([self.atoms_of(item) for item in items])
@@ -157,13 +157,13 @@ class GenEval2(SoftTIFA):
 class ScenesSoftTIFA(EmbeddedMetric, SoftTIFA):
     """Soft-TIFA's arithmetic on images of *scenes*, by the embedded reader: no language model and no download.
 
-    What a caption states are the questions, and the reader's probability of the stated choice is the score: the number
-    of objects (count), their arrangement where there are several (position), the shape of each object (object), and
-    colour, size, fill and background (attribute). Verbs do not occur. The values are comparable only between runs with
-    the same backend. They are never GenEval 2's scores of a real model.
+    The attributes that a caption states are the questions; the score is the reader's probability of the stated choice.
+    Skills: the number of objects (count), the arrangement of several objects (position), the shape of each object
+    (object), and colour, size, fill and background (attribute). Verbs do not occur. The values are comparable only
+    between runs with the same backend. They are not GenEval 2's scores of a real model.
 
     Needs items with labels. Scorer outputs (N, 15) float32: count, position, background, and shape, colour, size and
-    fill of each object; NaN where the labels do not state it.
+    fill of each object; NaN if the labels do not state it.
     """
 
     evaluator = "reader"
@@ -172,7 +172,7 @@ class ScenesSoftTIFA(EmbeddedMetric, SoftTIFA):
 
     @property
     def cache_key(self) -> str:
-        """The reward uses the same network and caches other outputs of it."""
+        """Differs from the reward's key, which caches other outputs of the same network."""
         return f"{super().cache_key}, soft-tifa"
 
     def scorer(self) -> EmbeddedScorer:
@@ -202,7 +202,7 @@ class ScenesSoftTIFA(EmbeddedMetric, SoftTIFA):
         return self._SKILLS
 
     def atoms_of(self, item: PromptItem) -> int:
-        """The attributes that a caption states; the number of objects and their arrangement count as one."""
+        """The number of attributes that a caption states; number and arrangement of objects count as one."""
         from specbench.data.worlds import ABSENT
 
         return sum(label != ABSENT for label in item.labels or ())

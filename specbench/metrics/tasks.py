@@ -1,8 +1,9 @@
-"""GenEval's rules and statistics (Ghosh et al. 2023), whatever detects the objects: when an image solves its task, and
-the score of each task with its standard error.
+"""GenEval's rules and statistics (Ghosh et al. 2023), for any detector of objects: whether an image solves its task,
+and the score of each task with its standard error.
 
-An image solves a task if it has every object of `include`, in its number, colour and position, and not as many as
-`exclude` names. Only the most confident detections of a class count, as many as are asked for. Imports nothing heavy.
+An image solves a task if it shows all objects of `include`, with the right number, colour and position, and fewer
+objects than `exclude` names. Of a class, only the most confident detections count, up to the requested number. Imports
+nothing heavy.
 """
 
 from __future__ import annotations
@@ -27,47 +28,47 @@ if TYPE_CHECKING:
 
     from specbench.metrics.mask2former import Instance
 
-#: Share of two boxes' sizes by which their centres must be apart along an axis, to be at different positions.
+#: Two boxes are at different positions along an axis if their centres differ by more than this share of their sizes.
 APART = 0.1
 
 
 @dataclass(frozen=True)
 class Detection:
-    """An object of an image: its box (x0, y0, x1, y1) in pixels, y downwards. colour: its own, where it is known."""
+    """An object of an image: its box (x0, y0, x1, y1) in pixels, y downwards, and its colour, if known."""
 
     box: tuple[float, float, float, float]
     colour: str = ""
 
 
-#: The detections of each class, the most confident first.
+#: Class -> its detections, the most confident first.
 Detections = Mapping[str, Sequence[Detection]]
-#: Some detections of a class -> the name of each one's colour.
+#: Detections of a class -> the names of their colours.
 Colours = Callable[[Sequence[Detection], str], Sequence[str]]
 
 
-def solves(metadata: Mapping[str, Any], found: Detections, colours: Colours) -> bool:
-    """Whether an image with these detections has what the metadata of its prompt states (include, exclude)."""
+def solves(metadata: Mapping[str, Any], detections: Detections, colours: Colours) -> bool:
+    """Whether an image with these detections shows what the metadata of its prompt states (include, exclude)."""
     groups: list[Sequence[Detection] | None] = []
-    for wanted in metadata.get("include", ()):
-        name, count = wanted["class"], wanted["count"]
-        some = list(found.get(name, ()))[:count]
-        fits = len(some) == count
-        if fits and "color" in wanted:
-            fits = list(colours(some, name)).count(wanted["color"]) == count
-        if fits and "position" in wanted:
-            relation, target = wanted["position"]
+    for required in metadata.get("include", ()):
+        name, count = required["class"], required["count"]
+        objects = list(detections.get(name, ()))[:count]
+        fits = len(objects) == count
+        if fits and "color" in required:
+            fits = list(colours(objects, name)).count(required["color"]) == count
+        if fits and "position" in required:
+            relation, target = required["position"]
             others = groups[target]
-            fits = others is not None and all(relation in relations(a, b) for a in some for b in others)
-        groups.append(some if fits else None)
-    too_many = any(len(found.get(one["class"], ())) >= one["count"] for one in metadata.get("exclude", ()))
+            fits = others is not None and all(relation in relations(a, b) for a in objects for b in others)
+        groups.append(objects if fits else None)
+    too_many = any(len(detections.get(limit["class"], ())) >= limit["count"] for limit in metadata.get("exclude", ()))
     return None not in groups and not too_many
 
 
 def relations(a: Detection, b: Detection) -> set[str]:
-    """Where `a` is, seen from `b`: none to two of left of, right of, above and below.
+    """The position of `a` relative to `b`: a set of left of, right of, above and below; empty or up to two of them.
 
-    Along each axis the offset of the centres is shortened by `APART` of both sizes. The direction counts that has more
-    than half the length of the whole offset.
+    Along each axis, the offset of the centres is reduced by `APART` times both sizes. A direction counts if it has more
+    than half the length of the unreduced offset.
     """
     boxes = np.array([a.box, b.box], dtype=np.float64).reshape(2, 2, 2)
     offset = boxes[0].mean(0) - boxes[1].mean(0)
@@ -75,38 +76,38 @@ def relations(a: Detection, b: Detection) -> set[str]:
     if (np.abs(free) < 1e-3).all():
         return set()
     x, y = free / np.linalg.norm(offset)
-    seen = {"left of": x < -0.5, "right of": x > 0.5, "above": y < -0.5, "below": y > 0.5}
-    return {name for name, holds in seen.items() if holds}
+    tests = {"left of": x < -0.5, "right of": x > 0.5, "above": y < -0.5, "below": y > 0.5}
+    return {name for name, holds in tests.items() if holds}
 
 
 class TaskMetric(Metric):
-    """Shares of the images that solve their task, by task, and the mean over the tasks: each task counts the same.
+    """The share of images that solve their task, by task, and the mean over the tasks, with equal weights.
 
-    The standard errors are over prompts: the images of one are not independent of each other.
+    The standard errors are over prompts, because the images of a prompt are not independent.
     """
 
     counts_prompts = True
 
     @abstractmethod
     def solved(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray:
-        """(N, 6) float64, one column for each of `TASKS`: 1 where the image solves the task, 0 where it does not, NaN
-        where its prompt does not pose it."""
+        """(N, 6) float64, one column per task of `TASKS`: 1 if the image solves the task, 0 if not, NaN if its prompt
+        does not pose it."""
 
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         solved, groups = self.solved(outputs, items), by_prompt(items)
         backend, scores = self.backend(), []
         for column in solved.T:
             posed = ~np.isnan(column)
-            found = summary.ratio(np.where(posed, column, 0).tolist(), posed.tolist(), groups)
-            scores.append(Score(found.value, found.stderr, backend, "" if posed.any() else "no prompt poses it"))
-        if lacking := [task for task, one in zip(TASKS, scores, strict=True) if one.value is None]:
-            why = f"the mean of all tasks, and no prompt poses {', '.join(lacking)}"
+            share = summary.ratio(np.where(posed, column, 0).tolist(), posed.tolist(), groups)
+            scores.append(Score(share.value, share.stderr, backend, "" if posed.any() else "no prompt poses it"))
+        if missing := [task for task, score in zip(TASKS, scores, strict=True) if score.value is None]:
+            why = f"the mean of all tasks, and no prompt poses {', '.join(missing)}"
             return (Score.unmeasured(why, backend), *scores)
-        moved, value = _influences(solved), float(np.mean([one.value for one in scores]))
-        spread = summary.mean(moved.tolist(), groups)
+        influences, value = _influences(solved), float(np.mean([score.value for score in scores]))
+        spread = summary.mean(influences.tolist(), groups)
         counts = ", ".join(map(str, (~np.isnan(solved)).sum(0)))
-        # A task with a single prompt has no error, and neither has the mean.
-        error = None if any(one.stderr is None for one in scores) else spread.stderr
+        # A task with a single prompt has no error; then the mean has no error either.
+        error = None if any(score.stderr is None for score in scores) else spread.stderr
         return (Score(value, error, backend, f"mean of the {len(TASKS)} tasks of {counts} images"), *scores)
 
     def backend(self) -> str:
@@ -119,40 +120,40 @@ class TaskMetric(Metric):
 
 
 def _influences(solved: np.ndarray) -> np.ndarray:
-    """How each image moves the mean over the tasks: (N,) of mean zero, see `Metric.influences`."""
+    """The influence of each image on the mean over the tasks: (N,) with mean zero, see `Metric.influences`."""
     shares = (~np.isnan(solved)).mean(0)
-    moved: np.ndarray = np.nansum((solved - np.nanmean(solved, 0)) / shares, 1) / len(TASKS)
-    return moved
+    influences: np.ndarray = np.nansum((solved - np.nanmean(solved, 0)) / shares, 1) / len(TASKS)
+    return influences
 
 
 #: The folders of the detector and of CLIP, and the file in each.
 FILES = {"mask2former": "pytorch_model.bin", "clip_l14": "model.safetensors"}
 THRESHOLD, COUNTING_THRESHOLD = 0.3, 0.9
-MOST = 16  # detections of a class
+MOST = 16  # detections per class
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 TEMPLATES = ("a photo of a {colour} {name}", "a photo of a {colour}-colored {name}", "a photo of a {colour} object")
 GREY, SIDE = 0x99, 224
 
 
-def counted(found: Sequence[Instance], tag: str) -> dict[str, list[Instance]]:
+def counted(instances: Sequence[Instance], tag: str) -> dict[str, list[Instance]]:
     """GenEval's name of a class -> its detections that count for a task, the most confident first."""
-    least = COUNTING_THRESHOLD if tag == "counting" else THRESHOLD
+    threshold = COUNTING_THRESHOLD if tag == "counting" else THRESHOLD
     by_class: dict[str, list[Instance]] = {}
-    for one in sorted(found, key=lambda one: -one.score):
-        if one.score > least:
-            by_class.setdefault(prompts.classes()[one.label], []).append(one)
-    return {name: some[:MOST] for name, some in by_class.items()}
+    for instance in sorted(instances, key=lambda instance: -instance.score):
+        if instance.score > threshold:
+            by_class.setdefault(prompts.classes()[instance.label], []).append(instance)
+    return {name: detections[:MOST] for name, detections in by_class.items()}
 
 
-def cut_out(image: np.ndarray, one: Instance) -> np.ndarray:
+def cut_out(image: np.ndarray, instance: Instance) -> np.ndarray:
     """The box of an instance in an image (H, W, 3) uint8, with grey outside of its mask."""
-    x0, y0, x1, y1 = one.box
-    alone = np.where(one.mask[..., None], image, np.uint8(GREY))
-    return np.ascontiguousarray(alone[y0:y1, x0:x1])
+    x0, y0, x1, y1 = instance.box
+    masked = np.where(instance.mask[..., None], image, np.uint8(GREY))
+    return np.ascontiguousarray(masked[y0:y1, x0:x1])
 
 
 class ColourClassifier:
-    """CLIP: pieces of an image -> the most similar of `COLOURS`, as objects of a class."""
+    """CLIP: pieces of an image, which are objects of a class -> the most similar of `COLOURS`."""
 
     def __init__(self, network: nn.Module, device: str) -> None:
         """network: transformers' CLIPModel."""
@@ -166,11 +167,11 @@ class ColourClassifier:
         network: Any = self.network
         with torch.inference_mode():
             x = torch.stack([normalised(square(piece, SIDE), CLIP) for piece in pieces]).to(self.device)
-            seen = normalize(network.visual_projection(network.vision_model(x).pooler_output), dim=-1)
-            return [COLOURS[i] for i in (seen @ self._described(name).T).argmax(1).tolist()]
+            embedded = normalize(network.visual_projection(network.vision_model(x).pooler_output), dim=-1)
+            return [COLOURS[i] for i in (embedded @ self._described(name).T).argmax(1).tolist()]
 
     def _described(self, name: str) -> Tensor:
-        """The mean embedding of each colour's descriptions, of unit length."""
+        """The mean embeddings of the colours' descriptions, of unit length."""
         from torch.nn.functional import normalize
 
         from specbench.metrics import clip
@@ -196,31 +197,31 @@ class GenEvalScorer(SingleImageScorer):
         outputs = []
         for image, item in zip(images, items, strict=True):
             metadata = item.metadata or {}
-            found = mask2former.detect(self.detector, image, self.device, THRESHOLD)
-            outputs.append([TASKS.index(metadata["tag"]), self._solves(image, metadata, found)])
+            instances = mask2former.detect(self.detector, image, self.device, THRESHOLD)
+            outputs.append([TASKS.index(metadata["tag"]), self._solves(image, metadata, instances)])
         return np.array(outputs, dtype=np.float32)
 
-    def _solves(self, image: np.ndarray, metadata: Mapping[str, Any], found: Sequence[Instance]) -> bool:
-        instances = counted(found, metadata["tag"])
-        boxes = {name: [Detection(one.box) for one in some] for name, some in instances.items()}
+    def _solves(self, image: np.ndarray, metadata: Mapping[str, Any], detected: Sequence[Instance]) -> bool:
+        instances = counted(detected, metadata["tag"])
+        boxes = {name: [Detection(instance.box) for instance in group] for name, group in instances.items()}
 
-        def colours(some: Sequence[Detection], name: str) -> list[str]:
-            return self.colours([cut_out(image, one) for one in instances[name][: len(some)]], name)
+        def colours(detections: Sequence[Detection], name: str) -> list[str]:
+            return self.colours([cut_out(image, instance) for instance in instances[name][: len(detections)]], name)
 
         return solves(metadata, boxes, colours)
 
 
 class GenEval(weights.PublishedMetric, TaskMetric):
-    """GenEval (Ghosh et al. 2023): a detector finds the objects that a prompt names, CLIP their colours. Needs items
-    with GenEval's metadata. No options.
+    """GenEval (Ghosh et al. 2023): a detector finds the objects that a prompt names, and CLIP their colours. Needs
+    items with GenEval's metadata. No options.
 
-    Rules and numbers are as in its released code: detections above 0.3 (0.9 where objects are counted), at most 16
-    of a class; a colour is the most similar of ten by CLIP ViT-L/14, over three descriptions each, of the object cut
-    out of the image and put on grey. The detector is not the paper's: that is Mask2Former with Swin-S, too, but in
-    mmdet 2, with weights that mmdet trained; this one has its authors' weights in transformers.
+    Rules and numbers follow the released code: detections above 0.3 (0.9 for counting), at most 16 per class. The
+    object is cut out of the image and put on grey; its colour is the most similar of ten, by CLIP ViT-L/14, with three
+    descriptions per colour. The detector differs from the paper's: both are Mask2Former with Swin-S, but the paper uses
+    mmdet 2 and weights that mmdet trained; this one uses transformers and the weights of Mask2Former's authors.
     """
 
-    reads_prompt = True  # by way of the metadata, which a prompt fixes
+    reads_prompt = True  # through the metadata, which the prompt determines
     fetched_by, file_names = "geneval", FILES
 
     @property
@@ -241,15 +242,15 @@ class GenEval(weights.PublishedMetric, TaskMetric):
         return GenEvalScorer(mask2former.load(detector, device), ColourClassifier(network, device), device)
 
     def refuses(self, images: Images, items: Sequence[PromptItem]) -> str:
-        known = {*prompts.classes()}
-        if all(item.metadata and {one["class"] for one in item.metadata["include"]} <= known for item in items):
+        classes = {*prompts.classes()}
+        if all(item.metadata and {part["class"] for part in item.metadata["include"]} <= classes for item in items):
             return ""
         return "these prompts come without what must be seen in GenEval's classes: score images of data=geneval"
 
     def solved(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray:
-        found = np.full((len(outputs), len(TASKS)), np.nan)
-        found[np.arange(len(outputs)), outputs[:, 0].astype(int)] = outputs[:, 1]
-        return found
+        solved = np.full((len(outputs), len(TASKS)), np.nan)
+        solved[np.arange(len(outputs)), outputs[:, 0].astype(int)] = outputs[:, 1]
+        return solved
 
 
 _HALF = 9.0  # half the side of an object's box in pixels
@@ -258,19 +259,19 @@ _HALF = 9.0  # half the side of an object's box in pixels
 class ScenesGenEval(EmbeddedMetric, TaskMetric):
     """GenEval's tasks on images of *scenes*, by the embedded reader: no detector and no download.
 
-    The reader's most probable attributes are the detections: an object for each position of the layout that it reads,
-    with the shape and colour that it reads there. A prompt of `data=scenes_geneval` poses one task; a caption of
-    `data=scenes` poses every task that it can (see `data.scenes_geneval.tasks_of`). The values are comparable only
-    between runs with the same backend. They are never GenEval's scores of a real model.
+    The reader's most probable attributes are the detections: one object per position of the layout that it reads, with
+    the shape and colour that it reads there. A prompt of `data=scenes_geneval` poses one task; a caption of
+    `data=scenes` poses all tasks that it can (see `data.scenes_geneval.tasks_of`). The values are comparable only
+    between runs with the same backend. They are not GenEval's scores of a real model.
 
     Needs items with labels. Scorer outputs (N, 14) float32: the index of the most probable choice of each attribute,
-    of objects that are not there, too."""
+    including attributes of absent objects."""
 
     evaluator = "reader"
 
     @property
     def cache_key(self) -> str:
-        """The reward uses the same network and caches other outputs of it."""
+        """Differs from the reward's key, which caches other outputs of the same network."""
         return f"{super().cache_key}, attributes"
 
     def scorer(self) -> EmbeddedScorer:
@@ -293,23 +294,23 @@ class ScenesGenEval(EmbeddedMetric, TaskMetric):
     def solved(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray:
         from specbench.data.scenes_geneval import tasks_of
 
-        found = np.full((len(items), len(TASKS)), np.nan)
-        for row, read, item in zip(found, outputs.astype(int).tolist(), items, strict=True):
+        solved = np.full((len(items), len(TASKS)), np.nan)
+        for row, labels, item in zip(solved, outputs.astype(int).tolist(), items, strict=True):
             posed = {item.metadata["tag"]: item.metadata} if item.metadata else tasks_of(item.labels or ())
-            seen = read_objects(read)
+            objects = read_objects(labels)
             for task, metadata in posed.items():
-                row[TASKS.index(task)] = solves(metadata, seen, lambda some, _: [one.colour for one in some])
-        return found
+                row[TASKS.index(task)] = solves(metadata, objects, lambda group, _: [item.colour for item in group])
+        return solved
 
 
 def read_objects(labels: Sequence[int]) -> dict[str, list[Detection]]:
-    """Shape -> the objects of that shape, from 14 labels of scenes; labels of absent objects are not looked at."""
+    """Shape -> the objects of this shape, from 14 labels of scenes. Labels of absent objects are ignored."""
     from specbench.data import scenes
 
-    read = dict(zip(scenes.ATTRIBUTES, labels, strict=True))
-    found: dict[str, list[Detection]] = {}
-    for slot, (x, y) in enumerate(scenes.centres(scenes.LAYOUTS[read["layout"]])):
+    choices = dict(zip(scenes.ATTRIBUTES, labels, strict=True))
+    by_shape: dict[str, list[Detection]] = {}
+    for slot, (x, y) in enumerate(scenes.centres(scenes.LAYOUTS[choices["layout"]])):
         box = (x - _HALF, y - _HALF, x + _HALF, y + _HALF)
-        one = Detection(box, scenes.COLOURS[read[f"colour{slot}"]])
-        found.setdefault(scenes.SHAPES[read[f"shape{slot}"]], []).append(one)
-    return found
+        detection = Detection(box, scenes.COLOURS[choices[f"colour{slot}"]])
+        by_shape.setdefault(scenes.SHAPES[choices[f"shape{slot}"]], []).append(detection)
+    return by_shape

@@ -1,4 +1,4 @@
-"""The metrics of *textures*: those of *scenes*, by the evaluators of this world."""
+"""The metrics of *textures*: the metrics of *scenes*, computed by the evaluators of this world."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class TexturesFID(ScenesFID):
 
 
 class TexturesClip(ScenesClip):
-    """CLIP score of the two-tower model of textures, as that of scenes."""
+    """CLIP score of the two-tower model of textures; see `ScenesClip`."""
 
     world = WORLD
 
 
 class TexturesReward(ScenesReward):
-    """The confidence of the reader of textures that an image shows what its caption states, as that of scenes."""
+    """The confidence of the reader of textures that an image shows what its caption states; see `ScenesReward`."""
 
     world = WORLD

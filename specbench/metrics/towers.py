@@ -1,9 +1,8 @@
-"""Scorers with a tower for images and one for text, as open_clip builds them: the cosine of the two embeddings.
+"""CLIP score and HPSv2. Their scorers have an image tower and a text tower, as open_clip builds them; a score is the
+cosine of the two embeddings.
 
-OpenAI's networks use a quick form of GELU. open_clip's configuration of the plain name (ViT-B-32) has the standard
-GELU and loads OpenAI's weights from a file without a warning; the names used here end in -quickgelu.
-
-On them rest CLIP score and HPSv2.
+OpenAI's networks use an approximation of GELU. open_clip's configuration with the plain name (ViT-B-32) has the
+standard GELU and loads OpenAI's weights from a file without a warning. The names used here end in -quickgelu.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ from specbench.storage.image_files import center_crop
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: Image (H, W, 3) uint8 -> one of the network's own size or of any other, (H', W', 3) uint8.
+#: Image (H, W, 3) uint8 -> (H', W', 3) uint8, of any size.
 Resize = Callable[[np.ndarray], np.ndarray]
 
 
 def config(architecture: str) -> dict[str, Any]:
     """open_clip's configuration of an architecture, by its name there."""
-    found: dict[str, Any] = weights.package("open_clip").get_model_config(architecture)
-    return found
+    settings: dict[str, Any] = weights.package("open_clip").get_model_config(architecture)
+    return settings
 
 
 @cache
 def tokenizer() -> Any:
-    """CLIP's tokenizer: captions -> (N, 77) int64. A longer caption is cut, its last token is the end of text."""
+    """CLIP's tokenizer: captions -> (N, 77) int64. A longer caption is cut off; its last token is the end token."""
     return weights.package("open_clip").SimpleTokenizer()
 
 
@@ -58,8 +57,8 @@ def too_long(captions: Sequence[str]) -> int:
 
 
 def load(path: Path, architecture: str, device: str, wrappers: Sequence[str] = ()) -> nn.Module:
-    """The network of an open_clip weights file, in float32 and evaluation mode. Raises UsageError for a file that does
-    not hold exactly its tensors; `wrappers` are keys under which a PyTorch file may keep them."""
+    """The network of an open_clip weights file, in float32 and evaluation mode. Raises UsageError for a file with other
+    tensors. wrappers: keys under which a PyTorch file may store the tensors."""
     import torch
 
     from specbench.models.loading import official
@@ -69,7 +68,7 @@ def load(path: Path, architecture: str, device: str, wrappers: Sequence[str] = (
     def build() -> nn.Module:
         network: nn.Module = open_clip.CLIP(**settings)
         side = settings["text_cfg"]["context_length"]
-        with torch.device("cpu"):  # in no file
+        with torch.device("cpu"):  # no file stores it
             network.attn_mask = torch.full((side, side), float("-inf")).triu(1)
         return network
 
@@ -77,29 +76,29 @@ def load(path: Path, architecture: str, device: str, wrappers: Sequence[str] = (
 
 
 def preparation(size: int, mode: str, first: Resize | None) -> Callable[[np.ndarray], Tensor]:
-    """Image (H, W, 3) uint8 -> input (3, size, size) float32: `first`, then open_clip's own preparation, which is
+    """Image (H, W, 3) uint8 -> input (3, size, size) float32: first `first`, then open_clip's preparation, which is
     PIL's antialiased bicubic and CLIP's mean and deviation.
 
     mode: open_clip's "shortest" (the shorter side becomes `size`, the centre is cut out) or "longest" (the longer side
-    does, black is added).
+    becomes `size`, black is added).
     """
     weights.package("open_clip")
     from open_clip.transform import PreprocessCfg, image_transform_v2
 
-    own = image_transform_v2(PreprocessCfg(size=size, resize_mode=mode), is_train=False)
+    open_clip_transform = image_transform_v2(PreprocessCfg(size=size, resize_mode=mode), is_train=False)
 
     def prepared(image: np.ndarray) -> Tensor:
-        x: Tensor = own(Image.fromarray(first(image) if first else image))
+        x: Tensor = open_clip_transform(Image.fromarray(first(image) if first else image))
         return x
 
     return prepared
 
 
 class TowersMetric(MeanMetric):
-    """The mean cosine, times the option `scale`: 1 or 100. Subclasses set, in a backend's words:
+    """The mean cosine times the option `scale`, 1 or 100. Subclasses set:
 
-    label: the network's name; resize: how images are resized to its size; prefix: the text before each caption; part,
-    files: the folder of its weights and their possible names.
+    label: the network's name in a backend; resize: the resize of images, in a backend; prefix: the text before each
+    caption; part, files: the folder of the weights and their possible names.
     """
 
     reads_prompt = True
@@ -121,8 +120,8 @@ class TowersMetric(MeanMetric):
         return weights.find(self.context, self.part, self.part, *self.files)
 
     def towers_scorer(self, architecture: str, mode: str, first: Resize | None, *wrappers: str) -> Scorer:
-        """With a network of open_clip's (see `load` and `preparation`). Outputs (B, 1) float64: the cosine between an
-        image's and its caption's embeddings, which are computed in float32."""
+        """The scorer of an open_clip network (see `load` and `preparation`). Outputs (B, 1) float64: the cosine between
+        the embeddings of an image and its caption, which are computed in float32."""
         import torch
 
         device = self.context.device
@@ -154,7 +153,7 @@ class TowersMetric(MeanMetric):
         return super().per_image(outputs) * self.options["scale"]
 
 
-#: Model -> the folder of its weights, and the name of its files in open_clip's layout.
+#: Model -> the folder of its weights.
 MODELS = {"ViT-B-32": "clip_b32", "ViT-B-16": "clip_b16"}
 FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 
@@ -165,18 +164,18 @@ def _bilinear(image: np.ndarray) -> np.ndarray:
 
     x = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
     resized = interpolate(x, size=(299, 299), mode="bilinear", align_corners=False)[0]
-    found: np.ndarray = resized.permute(1, 2, 0).contiguous().numpy()
-    return found
+    rounded: np.ndarray = resized.permute(1, 2, 0).contiguous().numpy()
+    return rounded
 
 
 def _lanczos(image: np.ndarray) -> np.ndarray:
     level = np.arange(256, dtype=np.float32) / np.float32(255)
     lowered = ((level - np.float32(0.5)) / np.float32(0.5) + np.float32(1)) * np.float32(127.5)
-    found: np.ndarray = lowered.astype(np.uint8)[center_crop(image, 256)]
-    return found
+    cropped: np.ndarray = lowered.astype(np.uint8)[center_crop(image, 256)]
+    return cropped
 
 
-#: Resize -> the step before CLIP's own, and its name in a backend.
+#: Resize -> the step before CLIP's preparation, and its name in a backend.
 RESIZES: dict[str, tuple[Resize | None, str]] = {
     "own": (None, "224 bicubic"),
     "bilinear299": (_bilinear, "299 bilinear, then 224 bicubic"),
@@ -187,19 +186,19 @@ RESIZES: dict[str, tuple[Resize | None, str]] = {
 class ClipScore(TowersMetric):
     """CLIP score (Hessel et al. 2021) by OpenAI's ViT-B/32 or ViT-B/16: the mean cosine of an image and its caption.
 
-    Papers differ in four ways, each an option:
+    Papers differ in four ways; each is an option:
 
         model   ViT-B-32 or ViT-B-16
-        scale   1 (the cosine, 0.2 to 0.35) or 100 (as torchmetrics: the mean times 100, 0 where it is negative)
+        scale   1 (the cosine, 0.2 to 0.35) or 100 (like torchmetrics: the mean times 100, 0 if it is negative)
         prefix  put before each caption, such as Hessel et al.'s "A photo depicts "
-        resize  own          what CLIP itself does: PIL's bicubic to 224
+        resize  own          as CLIP does it: PIL's bicubic to 224
                 bilinear299  first the whole image to 299x299, bilinear without antialiasing, rounded to integer levels
-                             (the released evaluation of SJD, evaluation_metrics.py, which SJD-PAC uses, too)
-                lanczos256   first the center square to 256x256, Lanczos, and some levels lowered by one (the released
-                             evaluation of LANTERN, eval_fid_clip.py, which goes through floats and truncates)
+                             (the released evaluation of SJD, evaluation_metrics.py, also used by SJD-PAC)
+                lanczos256   first the center square to 256x256, Lanczos; some levels become lower by one (the released
+                             evaluation of LANTERN, eval_fid_clip.py, which converts to float and truncates)
 
-    A caption of more than 77 tokens is cut so that the mark of its end stays, as OpenAI's and LANTERN's code do.
-    torchmetrics cuts the mark off, too: such captions, which the note counts, score otherwise there.
+    A caption of more than 77 tokens is cut off but keeps its end token, as in OpenAI's and LANTERN's code. torchmetrics
+    drops the end token, so such captions score differently there; the note counts them.
     """
 
     files = FILES
@@ -224,7 +223,7 @@ class ClipScore(TowersMetric):
         return (score,) if self.options["scale"] == 1 else not_below_zero(score)
 
 
-#: Version -> the folder of its weights, and their file.
+#: Version -> the folder of its weights, and the file in it.
 VERSIONS = {"v2": ("hpsv2", "HPS_v2_compressed.pt"), "v2.1": ("hpsv21", "HPS_v2.1_compressed.pt")}
 
 
@@ -232,12 +231,12 @@ class HPSv2(TowersMetric):
     """Human Preference Score v2 and v2.1 (Wu et al. 2023): CLIP ViT-H/14, trained on people's choices between images.
     Options: `version`, `scale`.
 
-    The score is the cosine between image and caption, about 0.2 to 0.3, which the official code returns; its benchmark,
-    and most papers, print the mean times 100 (option `scale`). An image is brought to 224 by its longer side, bicubic,
-    and black is added, as that code does; for square images this is CLIP's own preparation. That code computes in
-    float16 on a GPU; here it is float32 throughout.
+    The score is the cosine between image and caption, about 0.2 to 0.3, as the official code returns it. Its benchmark
+    and most papers print the mean times 100 (option `scale`). As in that code, the longer side of an image is resized
+    to 224, bicubic, and black is added; for square images this is CLIP's preparation. That code computes in float16 on
+    a GPU; here it is float32.
 
-    v2 and v2.1 have weights of their own and are not comparable. The default of the official package is v2.
+    v2 and v2.1 have different weights and are not comparable. The default of the official package is v2.
     """
 
     known: ClassVar[Mapping[str, Any]] = {"version": "v2", "scale": 1}

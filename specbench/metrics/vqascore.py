@@ -1,8 +1,8 @@
 """VQAScore (Lin et al. 2024): how probable it is that CLIP-FlanT5 answers "Yes" to 'Does this figure show "CAPTION"?'.
 
-As in the authors' code (t2v_metrics) the score is the geometric mean of the probabilities of the answer's two tokens,
-the word and the end mark. An image is padded to a square of CLIP's mean colour and resized to 336 x 336 by PIL's
-bicubic. Both networks compute in bfloat16. No package of the authors is needed.
+As in the authors' code (t2v_metrics), the score is the geometric mean of the probabilities of the answer's two tokens:
+the word and the end token. An image is padded to a square with CLIP's mean colour and resized to 336 x 336 by PIL's
+bicubic. Both networks compute in bfloat16. The authors' package is not needed.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 #: Model -> the folder of its weights.
 MODELS = {"xxl": "vqascore", "xl": "vqascore_xl"}
 TEXT, TOKENIZER = "vqascore_text", "tokenizer.json"
-LARGEST = 8192  # pixels of a side: a narrow image of few pixels would take any amount of memory
+LARGEST = 8192  # maximal side in pixels: padding a long, narrow image could need any amount of memory
 
 
 def padded(image: np.ndarray) -> np.ndarray:
-    """The smallest square around an image, of CLIP's mean colour, with the image in its middle."""
+    """The image in the middle of the smallest square around it, which has CLIP's mean colour."""
     height, width = image.shape[:2]
     side = max(height, width)
     if side > LARGEST:
         raise UsageError(
-            f"vqascore pads an image to a square, of {LARGEST} pixels a side at most, not {width}x{height}"
+            f"vqascore pads an image to a square of at most {LARGEST} pixels per side, not {width}x{height}"
         )
-    found = np.empty((side, side, 3), np.uint8)
-    found[:] = [int(255 * level) for level in CLIP[0]]
+    square = np.empty((side, side, 3), np.uint8)
+    square[:] = [int(255 * level) for level in CLIP[0]]
     top, left = (side - height) // 2, (side - width) // 2
-    found[top : top + height, left : left + width] = image
-    return found
+    square[top : top + height, left : left + width] = image
+    return square
 
 
 class VQAScore(MeanMetric):
-    """The mean score; one image after the other is scored. Outputs (N, 1) float32. Options: `model`, "xxl" (the
-    authors' recommendation) or "xl"."""
+    """The mean score. Images are scored one at a time. Outputs (N, 1) float32. Options: `model`, "xxl" (the authors'
+    recommendation) or "xl"."""
 
     reads_prompt = True
     known: ClassVar[Mapping[str, Any]] = {"model": "xxl"}
@@ -58,13 +58,13 @@ class VQAScore(MeanMetric):
 
     @property
     def files(self) -> list[Path]:
-        """The files of tensors of Flan-T5 in their order, the tokenizer, and CLIP. Raises Unavailable."""
+        """The files of Flan-T5's tensors in order, its tokenizer, and CLIP. Raises Unavailable."""
         folder = self.context.weights / self.part
-        found = sorted([*folder.glob("*.safetensors")] or folder.glob("*.bin"))
-        first = found[0].name if found else "model.safetensors.index.json"
+        tensors = sorted([*folder.glob("*.safetensors")] or folder.glob("*.bin"))
+        first = tensors[0].name if tensors else "model.safetensors.index.json"
         weights.find(self.context, self.part, self.part, first)
         tokenizer = weights.find(self.context, self.part, TEXT, TOKENIZER)
-        return [*found, tokenizer, weights.find(self.context, self.part, features.CLIP_PART, features.CLIP_FILE)]
+        return [*tensors, tokenizer, weights.find(self.context, self.part, features.CLIP_PART, features.CLIP_FILE)]
 
     @property
     def cache_key(self) -> str:
@@ -86,11 +86,11 @@ class VQAScore(MeanMetric):
         eyes: Any = clip.load_image_tower(tower, device, dtype=torch.bfloat16)
         kind = next(eyes.parameters()).dtype
 
-        def one(image: np.ndarray, item: PromptItem) -> Tensor:
+        def score_of(image: np.ndarray, item: PromptItem) -> Tensor:
             x = normalised(squeezed(padded(image), features.CLIP_SIDE), CLIP)[None]
             texts = (ids.to(device) for ids in questions(item.prompt))
             states = eyes.vision_model(x.to(device, kind), output_hidden_states=True).hidden_states[-2]
             score: Tensor = network(states[0, 1:], *texts)
             return score
 
-        return NetworkScorer(device, lambda images, items: torch.stack(list(map(one, images, items)))[:, None])
+        return NetworkScorer(device, lambda images, items: torch.stack(list(map(score_of, images, items)))[:, None])

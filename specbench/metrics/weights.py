@@ -1,4 +1,4 @@
-"""The files and packages of real evaluators: their paths, or one sentence on how to get them."""
+"""The files and packages of real evaluators: their paths, or a message on how to get them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def find(context: ScoringContext, choice: str, part: str, *names: str) -> Path:
-    """The first of `names` in the folder `part` of the context's weights; Unavailable where there is none.
+    """The first existing file of `names` in the folder `part` of the context's weights. Raises Unavailable.
 
-    choice: the metric whose name fetches them with `specbench fetch metrics=`.
+    choice: the metric whose files `specbench fetch metrics=` downloads.
     """
     folder = context.weights / part
     for name in names:
@@ -35,24 +35,26 @@ def find(context: ScoringContext, choice: str, part: str, *names: str) -> Path:
 
 
 def published(context: ScoringContext, part: str, path: Path) -> Path:
-    """The path of a file of `part`, where its content is the published one; UsageError where it is another.
+    """The path of a file of `part`. Raises UsageError if its content is not the published one.
 
-    A file is compared with the SHA-256 in `registry.evaluators()`; where none is known, with the one that the hub gave
-    when the file was fetched. A file without either was put there by hand, and passes: its cache key names its hash.
+    Its SHA-256 is compared with `registry.evaluators()` or, if that has none, with the hub's SHA-256 at the time of the
+    download. If neither exists, the user put the file there, and it is accepted: its cache key contains its hash.
     """
-    known, where = registry.evaluators()[part].sha256.get(path.name, ""), "the published file"
-    if not known:
+    expected, name = registry.evaluators()[part].sha256.get(path.name, ""), "the published file"
+    if not expected:
         recorded = FetchRecord(context.weights).parts.get(part, {"files": {}})["files"].get(path.name, {})
-        known, where = str(recorded.get("sha256", "")), "the file that was fetched"
-    if known and (found := cached_sha256(path)) != known:
-        raise UsageError(f"{path} is not {where}: its SHA-256 begins with {found[:8]}, not {known[:8]}; fetch it again")
+        expected, name = str(recorded.get("sha256", "")), "the file that was fetched"
+    if expected and (actual := cached_sha256(path)) != expected:
+        raise UsageError(
+            f"{path} is not {name}: its SHA-256 begins with {actual[:8]}, not {expected[:8]}; fetch it again"
+        )
     return path
 
 
 class PublishedMetric(Metric):
-    """A metric without options of networks whose files others publish. Subclasses set:
+    """A metric without options, whose networks others publish. Subclasses set:
 
-    fetched_by: the choice whose name fetches the files; file_names: folder below the one of metrics -> the file there.
+    fetched_by: the choice that downloads the files; file_names: sub-folder of the metrics' folder -> the file in it.
     """
 
     fetched_by: ClassVar[str]
@@ -63,12 +65,12 @@ class PublishedMetric(Metric):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The file of each part. Raises Unavailable."""
+        """The paths of the files. Raises Unavailable."""
         return tuple(find(self.context, self.fetched_by, part, name) for part, name in self.file_names.items())
 
     @property
     def published_files(self) -> tuple[Path, ...]:
-        """`files`, where they are the published ones. Raises UsageError where they are not."""
+        """Like `files`. Raises UsageError for a file that is not the published one."""
         return tuple(published(self.context, part, path) for part, path in zip(self.file_names, self.files))
 
     @property
@@ -78,26 +80,26 @@ class PublishedMetric(Metric):
 
 
 def tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a tokenizer.json, with its special tokens. Raises UsageError for a file that holds none."""
+    """The tokenizer of a tokenizer.json, with its special tokens. Raises UsageError for another file."""
     from tokenizers import Tokenizer
 
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as e:  # the library has no class of its own
+    except Exception as e:  # the library raises plain Exceptions
         raise UsageError(f"{path} is not a readable tokenizer ({e}); fetch it again") from None
 
 
 def need(module: str) -> None:
-    """Raises Unavailable where a package of the extra `metrics` is not installed. Imports nothing."""
+    """Raises Unavailable if a package of the extra `metrics` is not installed. Imports nothing."""
     if importlib.util.find_spec(module) is None:
         raise Unavailable(f"{module} is not installed: {install('metrics')}")
 
 
 def package(module: str) -> Any:
-    """A package of the extra `metrics`; Unavailable where it cannot be imported."""
+    """A package of the extra `metrics`. Raises Unavailable if it cannot be imported."""
     need(module)
     try:
         return importlib.import_module(module)
-    except Exception as e:  # such as a torchvision that was built for another torch
+    except Exception as e:  # for example, a torchvision that was built for another torch
         reason = str(e).partition("\n")[0][:200]
         raise Unavailable(f"{module} cannot be imported ({reason}): again, {install('metrics')}") from e

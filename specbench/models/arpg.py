@@ -1,12 +1,12 @@
 """ARPG (Li et al. 2025, arXiv 2503.10568): tokens in any order, any number of them in a pass.
 
-The first half of the layers reads the class and the tokens that exist, each at its own cell, and gives one set of keys
-and values. The second half reads these by queries: a learned vector, rotated to the cell whose token it asks for.
-Queries do not see each other, so that the tokens of a pass are independent given those before it. It is trained with
-causal masks in random orders; when it samples, a token sees everything that exists, tokens of its own pass included.
+The first half of the layers reads the class and the existing tokens, at their cells, and gives one set of keys and
+values. The second half attends to these with queries: a learned vector, rotated to the cell whose token is requested.
+Queries do not see each other, so the tokens of a pass are independent given the earlier tokens. The model is trained
+with causal masks in random orders. When it samples, a token sees all existing tokens, including the tokens of its own
+pass.
 
-Sizes, names and the sampler are facts of hp-l33/ARPG, models/arpg.py. Embeddings, rotary table and blocks are
-LlamaGen's.
+Sizes, names and the sampler follow hp-l33/ARPG, models/arpg.py. Embeddings, rotary table and blocks are LlamaGen's.
 """
 
 from __future__ import annotations
@@ -53,33 +53,33 @@ class ARPG(LlamaGen):
 
     def shared(self, content: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (R, heads, n, head_dim) of the first half's outputs (R, n, dim) at `rope`'s positions."""
-        both = linear(self.shared_norm(content), self.wkv.weight)
-        k, v = both.unflatten(-1, (2, self.block.n_kv_heads, -1)).unbind(2)
+        keys_values = linear(self.shared_norm(content), self.wkv.weight)
+        k, v = keys_values.unflatten(-1, (2, self.block.n_kv_heads, -1)).unbind(2)
         rotary = self.block.rotary
         return rotate(k, rope_factors(rope, rotary), rotary).transpose(1, 2), v.transpose(1, 2)
 
-    def asked(self, rope: Tensor, mask: Tensor | None, cache: KVCache, layer: int) -> Tensor:
-        """Hidden states (R, n, dim) after the final norm, of queries for the positions of `rope`."""
+    def attend_queries(self, rope: Tensor, mask: Tensor | None, cache: KVCache, layer: int) -> Tensor:
+        """Hidden states (R, n, dim) after the final norm, for queries at the positions of `rope`."""
         x = self.query.expand(*rope.shape[:2], -1)
         out = run_blocks(self.query_layers, x, rope, mask, cache, shared_layer=layer)
         return self.norm(out)
 
-    def at_fronts(
-        self, session: LanguageSession, x: Tensor, rope: Tensor, mask: TreeMask, slots: Tensor, fronts: Any
+    def hidden_at_positions(
+        self, session: LanguageSession, x: Tensor, rope: Tensor, mask: TreeMask, slots: Tensor, parallel: Any
     ) -> Tensor:
         cache, layer = session.cache, len(self.layers)
         bias = mask.bias(cache.read(mask, self.block.n_heads), x.dtype)
         content = run_blocks(self.layers, x, rope, bias, cache, slots)
         cache.write(layer, slots, *self.shared(content, rope))
-        targets = session.both(fronts.next_positions + session.prefix_length)
-        return self.asked(self.rope_at(session.rope, targets, session.padding), bias, cache, layer)
+        targets = session.both(parallel.next_positions + session.prefix_length)
+        return self.attend_queries(self.rope_at(session.rope, targets, session.padding), bias, cache, layer)
 
     def in_order(self, prefix: Prefix, tokens: Tensor, order: Tensor) -> Tensor:
-        """Hidden states (N, T, dim) that give the tokens (N, T) at the positions `order` (N, T), each given those
-        before it in the order: one causal pass, as in training, with gradients where they are enabled."""
+        """Hidden states (N, T, dim) that predict the tokens (N, T) at the positions `order` (N, T); each is conditioned
+        on the tokens before it in the order. One causal pass, as in training, with gradients if they are enabled."""
         before = len(prefix)
         table = self.reserved(before + tokens.shape[1], before)
         x = torch.cat([prefix.inputs[:, -1:], self.tok_embeddings(tokens.gather(1, order)[:, :-1])], 1)
         rope = table[F.pad(order[:, :-1] + before, (1, 0), value=before - 1)]
         keys, values = self.shared(run_blocks(self.layers, x, rope), rope)
-        return self.asked(table[order + before], None, LayerCache(keys, values), 0)
+        return self.attend_queries(table[order + before], None, LayerCache(keys, values), 0)

@@ -1,8 +1,8 @@
 """Cosmos DV8x16x16, the tokenizer of SimpleAR, for still images.
 
-It is a video tokenizer. A still image is one latent frame, which every causal convolution over time sees repeated: its
-taps add up to a convolution of one frame, and attention over time passes on its values. So the network here is
-two-dimensional and has the parameters that such an image needs. Facts: reference README_3 (64) to (68) and the
+It is a video tokenizer. A still image is one latent frame, and every causal convolution over time sees it repeatedly:
+its taps add up to a convolution of one frame, and attention over time returns its values. So the network here is
+two-dimensional and has only the parameters that a still image needs. Facts: reference README_3 (64) to (68) and the
 manifests of Cosmos-1.0-Tokenizer-DV8x16x16.
 """
 
@@ -22,9 +22,9 @@ from specbench.models import vq
 
 @dataclass(frozen=True)
 class CosmosConfig:
-    """levels: values of each coordinate of a code; patch: pixels per side of a position after the wavelet transform,
-    and frames that it makes one. The first `spatial` levels of resolution halve the sides; the first `temporal` of the
-    encoder, and as many of the decoder's after its first, also resample time."""
+    """levels: number of values of each coordinate of a code; patch: pixels per side of a position after the wavelet
+    transform, and frames that it joins. The first `spatial` levels of resolution halve the sides. The first `temporal`
+    levels of the encoder, and as many levels of the decoder after its first one, also resample time."""
 
     ch: int = 128
     ch_mult: tuple[int, ...] = (2, 4, 4)
@@ -58,8 +58,8 @@ COSMOS = CosmosConfig()
 
 
 class StillConv(nn.Module):
-    """A convolution of one frame by a kernel over time and space, with zeros around the frame: time's taps see the same
-    frame (causal padding repeats the first)."""
+    """A convolution of one frame with a kernel over time and space, with zeros around the frame. All taps over time see
+    the same frame, because causal padding repeats the first frame."""
 
     def __init__(self, c_in: int, c_out: int, time: int, side: int, stride: int = 1) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def _norm(channels: int) -> nn.Module:
 
 
 def _factorised(c_in: int, c_out: int) -> nn.Sequential:
-    """A convolution of space, then one of time."""
+    """A convolution over space, then a convolution over time."""
     return nn.Sequential(StillConv(c_in, c_out, 1, 3), StillConv(c_out, c_out, 3, 1))
 
 
@@ -91,7 +91,7 @@ def _block(c_in: int, c_out: int) -> vq.ResBlock:
 
 
 class TimeAttention(nn.Module):
-    """Attention over one frame: its values. The file's queries and keys are not needed."""
+    """Attention over one frame, which returns its values. The file's queries and keys are not needed."""
 
     def __init__(self, c: int) -> None:
         super().__init__()
@@ -112,7 +112,8 @@ class Middle(nn.Module):
 
 
 class Down(nn.Module):
-    """Half the sides: a convolution plus the mean; where time is halved, too, a convolution of time plus its input."""
+    """Halves the sides: a convolution plus the mean. If time is halved, too, also a convolution over time plus its
+    input."""
 
     def __init__(self, c: int, time: bool) -> None:
         super().__init__()
@@ -129,7 +130,8 @@ class Down(nn.Module):
 
 
 class Up(nn.Module):
-    """Twice the sides; where time is resampled, too, first a convolution of time plus its input, also of one frame."""
+    """Doubles the sides. If time is resampled, too, first a convolution over time plus its input, for one frame,
+    too."""
 
     def __init__(self, c: int, time: bool) -> None:
         super().__init__()
@@ -145,7 +147,7 @@ class Up(nn.Module):
 
 
 def _level(c_in: int, c_out: int, blocks: int, resample: Down | Up | None) -> nn.Sequential:
-    """Residual blocks, then `resample`, if any, under the name of its direction."""
+    """Residual blocks, then `resample` (if any), named by its direction."""
     parts = {"block": nn.Sequential(*(_block(c_in if i == 0 else c_out, c_out) for i in range(blocks)))}
     if resample is not None:
         parts["downsample" if isinstance(resample, Down) else "upsample"] = resample  # type: ignore[assignment]
@@ -171,7 +173,7 @@ def _encoder(cfg: CosmosConfig) -> nn.Sequential:
 
 
 class CosmosDecoder(nn.Module):
-    """Levels are numbered by resolution, 0 the highest, and run from the last on."""
+    """Levels are numbered by resolution; 0 is the highest. They run from the last to the first."""
 
     def __init__(self, cfg: CosmosConfig) -> None:
         super().__init__()
@@ -195,7 +197,7 @@ class CosmosDecoder(nn.Module):
 
 
 class EncoderHalf(nn.Module):
-    """What encoder.jit holds."""
+    """The content of encoder.jit."""
 
     def __init__(self, cfg: CosmosConfig) -> None:
         super().__init__()
@@ -203,7 +205,7 @@ class EncoderHalf(nn.Module):
 
 
 class DecoderHalf(nn.Module):
-    """What decoder.jit holds."""
+    """The content of decoder.jit."""
 
     def __init__(self, cfg: CosmosConfig) -> None:
         super().__init__()
@@ -226,9 +228,9 @@ class Cosmos(nn.Module):
         return nearest(self.pre_quant(image).permute(0, 2, 3, 1), self.cfg.levels).flatten(1)
 
     def look_up(self, codes: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
-        """Vectors (B, dim, h, w) of codes (B, h*w). `grid` is (h, w); square when left out."""
-        found = vectors(codes.unflatten(1, vq.fill(codes, grid)), self.cfg.levels)
-        return found.permute(0, 3, 1, 2).to(self.decoding.post_quant_conv.weight.dtype)
+        """Vectors (B, dim, h, w) of codes (B, h*w). grid: (h, w); default: square."""
+        latent = vectors(codes.unflatten(1, vq.fill(codes, grid)), self.cfg.levels)
+        return latent.permute(0, 3, 1, 2).to(self.decoding.post_quant_conv.weight.dtype)
 
     def decode(self, codes: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
         """Codes (B, h*w) -> images (B, 3, H, W), not clamped. `grid` as in `look_up`."""
@@ -242,15 +244,15 @@ class Cosmos(nn.Module):
 
 
 def vectors(codes: Tensor, levels: Sequence[int]) -> Tensor:
-    """The vectors (..., dim) float of codes (...): the digits d of a code, the first the lowest, as (d - half) / half,
-    where half is levels // 2, rounded down (finite scalar quantisation, arXiv 2309.15505)."""
-    size, basis = _digits(levels, codes.device)
+    """The vectors (..., dim) float of codes (...): the digits d of a code, lowest first, as (d - half) / half, with
+    half = levels // 2 (finite scalar quantisation, arXiv 2309.15505)."""
+    size, weight = _digits(levels, codes.device)
     half = size // 2
-    return (codes.unsqueeze(-1) // basis % size - half) / half
+    return (codes.unsqueeze(-1) // weight % size - half) / half
 
 
 def bounded(z: Tensor, levels: Sequence[int]) -> Tensor:
-    """What is rounded to digits less their half, of vectors z (..., dim)."""
+    """Vectors z (..., dim), bounded so that rounding them gives the digits minus half."""
     size, _ = _digits(levels, z.device)
     reach = (size - 1) * 1.001 / 2
     offset = torch.where(size % 2 == 0, 0.5, 0.0)
@@ -259,19 +261,19 @@ def bounded(z: Tensor, levels: Sequence[int]) -> Tensor:
 
 def nearest(z: Tensor, levels: Sequence[int]) -> Tensor:
     """Codes (...) int64 of the encoder's output z (..., dim)."""
-    size, basis = _digits(levels, z.device)
-    return ((bounded(z, levels).round().long() + size // 2) * basis).sum(-1)
+    size, weight = _digits(levels, z.device)
+    return ((bounded(z, levels).round().long() + size // 2) * weight).sum(-1)
 
 
 def _digits(levels: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The values of each digit, and its weight in a code."""
+    """The number of values of each digit, and the digit's weight in a code."""
     size = torch.tensor(levels, device=device)
     return size, torch.cat([size.new_ones(1), size.cumprod(0)[:-1]])
 
 
 def patched(image: Tensor, patch: int) -> Tensor:
-    """The Haar transform of time, height and width, scaled to means, of an image (B, C, H, W) that stands still for
-    `patch` frames, a power of two: (B, C patch**3, H / patch, W / patch). What differs in time is zero."""
+    """The Haar transform over time, height and width, scaled to means, of an image (B, C, H, W) that is constant for
+    `patch` frames (a power of 2): (B, C patch**3, H / patch, W / patch). Differences over time are zero."""
     for _ in range(patch.bit_length() - 1):
         a, b, c, d = _corners(image)
         still = [a + b + c + d, a - b + c - d, a + b - c - d, a - b - c + d]
@@ -280,18 +282,20 @@ def patched(image: Tensor, patch: int) -> Tensor:
 
 
 def unpatched(x: Tensor, patch: int) -> Tensor:
-    """The last of the frames (B, C, H, W) that the inverse of `patched` makes of x (B, C patch**3, H / patch, ...)."""
+    """The inverse of `patched` for x (B, C patch**3, H / patch, ...): the last of its frames, (B, C, H, W)."""
     for _ in range(patch.bit_length() - 1):
         low, high = x.chunk(2, 1)
-        s, w, h, both = (low - high).chunk(4, 1)
+        s, w, h, diagonal = (low - high).chunk(4, 1)
         x = x.new_empty(*s.shape[:2], 2 * s.shape[2], 2 * s.shape[3])
         for corner, value in zip(
-            _corners(x), (s + w + h + both, s - w + h - both, s + w - h - both, s - w - h + both), strict=True
+            _corners(x),
+            (s + w + h + diagonal, s - w + h - diagonal, s + w - h - diagonal, s - w - h + diagonal),
+            strict=True,
         ):
             corner.copy_(value)
     return x
 
 
 def _corners(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Views of the four positions of each 2 x 2 square, row by row."""
+    """Views of the four corners of each 2 x 2 square, row by row."""
     return x[..., ::2, ::2], x[..., ::2, 1::2], x[..., 1::2, ::2], x[..., 1::2, 1::2]

@@ -1,6 +1,6 @@
 """The network of a diffusion head: an MLP on noisy tokens whose layers are modulated by the time and the condition
-(adaptive LayerNorm). MAR's head predicts noise and a variance, NextStep's a velocity. Parameter names are from both
-official checkpoints.
+(adaptive LayerNorm). MAR's head predicts noise and a variance, NextStep's head a velocity. Parameter names are the same
+in both official checkpoints.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from torch import Tensor, nn
 
 from specbench.engine.ops import linear, multiply_add, silu
 
-#: Width of a time's sinusoids.
+#: Width of the sinusoids of a time.
 WAVES = 256
-#: Numbers of the layers' modulation that a trajectory may hold.
+#: Maximal number of modulation values that a trajectory stores at once.
 _AT_ONCE = 1 << 24
 
-#: The modulation of a layer: shift, one plus scale, and for a residual block the gate; (..., width) each.
+#: The modulation of a layer: shift, 1 + scale and, for a residual block, the gate; all (..., width).
 Modulation = tuple[Tensor, ...]
-#: A step of a trajectory: states (n, D) float32 and the step's number, the same for all -> the next states' moments.
+#: A step of a trajectory: states (n, D) float32 and the number of the step (the same for all) -> moments of the next
+#: states.
 Sampler = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 
 
 def waves(time: Tensor) -> Tensor:
     """Sinusoids (..., 256) float32 of times (...): cosines, then sines. The frequencies are computed on the CPU, so
-    that they are the same everywhere."""
+    they are equal on all devices."""
     half = WAVES // 2
     frequency = torch.exp(-math.log(10000) / half * torch.arange(half, device="cpu"))
     angle = time.float()[..., None] * frequency.to(time.device)
@@ -34,7 +35,7 @@ def waves(time: Tensor) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """A linear layer by the project's product: row results are independent of the row count."""
+    """A linear layer with the project's matrix product: the result of a row does not depend on the number of rows."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
@@ -51,7 +52,7 @@ class TimeEmbedding(nn.Module):
         self.mlp = nn.Sequential(Linear(WAVES, width), SiLU(), Linear(width, width))
 
     def forward(self, sinusoids: Tensor) -> Tensor:
-        """Of `waves` (..., 256): (..., width)."""
+        """Sinusoids of `waves` (..., 256) -> (..., width)."""
         return self.mlp(sinusoids.to(next(self.mlp.parameters()).dtype))
 
 
@@ -62,8 +63,8 @@ class ResidualBlock(nn.Module):
         self.mlp = nn.Sequential(Linear(width, width), SiLU(), Linear(width, width))
         self.adaLN_modulation = nn.Sequential(SiLU(), Linear(width, 3 * width))
 
-    def modulation(self, given: Tensor) -> Modulation:
-        shift, scale, gate = self.adaLN_modulation(given).chunk(3, -1)
+    def modulation(self, condition: Tensor) -> Modulation:
+        shift, scale, gate = self.adaLN_modulation(condition).chunk(3, -1)
         return shift, 1 + scale, gate
 
     def forward(self, x: Tensor, modulation: Modulation) -> Tensor:
@@ -78,8 +79,8 @@ class FinalLayer(nn.Module):
         self.linear = Linear(width, out)
         self.adaLN_modulation = nn.Sequential(SiLU(), Linear(width, 2 * width))
 
-    def modulation(self, given: Tensor) -> Modulation:
-        shift, scale = self.adaLN_modulation(given).chunk(2, -1)
+    def modulation(self, condition: Tensor) -> Modulation:
+        shift, scale = self.adaLN_modulation(condition).chunk(2, -1)
         return shift, 1 + scale
 
     def forward(self, x: Tensor, modulation: Modulation) -> Tensor:
@@ -88,7 +89,8 @@ class FinalLayer(nn.Module):
 
 
 class Denoiser(nn.Module):
-    """Of noisy tokens x (n, token_dim) at times, given as `waves` (n, 256), under z (n, condition): (n, out)."""
+    """Noisy tokens x (n, token_dim), sinusoids of their times (`waves`, (n, 256)) and conditions z (n, condition) ->
+    (n, out)."""
 
     def __init__(self, token_dim: int, condition: int, width: int, depth: int, out: int, eps: float = 1e-6) -> None:
         super().__init__()
@@ -101,10 +103,10 @@ class Denoiser(nn.Module):
     def forward(self, x: Tensor, sinusoids: Tensor, z: Tensor) -> Tensor:
         return self.denoise(x, self.modulation(self.time_embed(sinusoids) + self.cond_embed(z)))
 
-    def modulation(self, given: Tensor) -> list[Modulation]:
-        """The modulation of each layer by time and condition together, given (..., width): half of the head's weights,
-        none of which needs x."""
-        return [layer.modulation(given) for layer in (*self.res_blocks, self.final_layer)]
+    def modulation(self, condition: Tensor) -> list[Modulation]:
+        """The modulation of each layer, from the sum of time and condition (..., width). It uses half of the head's
+        weights and does not need x."""
+        return [layer.modulation(condition) for layer in (*self.res_blocks, self.final_layer)]
 
     def denoise(self, x: Tensor, modulation: list[Modulation]) -> Tensor:
         x = self.input_proj(x)
@@ -113,26 +115,26 @@ class Denoiser(nn.Module):
         return x
 
     def along(self, sinusoids: Tensor, z: Tensor) -> Callable[[Tensor, int], Tensor]:
-        """Outputs (n, out) float32 for complete trajectories under fixed z (n, condition), of states x (n, token_dim)
-        and a step's number, called from the last number down to 0; sinusoids (T, 256): of the steps' times. The layers'
-        modulation is computed for all steps at once, or for as many as fit in `_AT_ONCE`."""
+        """A function for complete trajectories under fixed conditions z (n, condition): states x (n, token_dim) and the
+        number of a step -> outputs (n, out) float32. Call it from the last step down to 0. sinusoids (T, 256): of the
+        steps' times. The modulation is computed for all steps at once, or for as many as fit in `_AT_ONCE`."""
         dtype, steps = self.input_proj.weight.dtype, len(sinusoids)
         time, condition = self.time_embed(sinusoids), self.cond_embed(z.to(dtype))
         numbers = len(condition) * (3 * len(self.res_blocks) + 2) * condition.shape[-1]
         at_once = max(1, min(steps, _AT_ONCE // numbers))
-        held: list[Modulation] = []
+        modulations: list[Modulation] = []
 
         def step(x: Tensor, t: int) -> Tensor:
-            nonlocal held
+            nonlocal modulations
             if t == steps - 1 or t % at_once == at_once - 1:  # from the last step down to the first
                 first = t - t % at_once
-                held = self.modulation(time[first : t + 1, None] + condition)
-            modulation = [tuple(part[t % at_once] for part in parts) for parts in held]
+                modulations = self.modulation(time[first : t + 1, None] + condition)
+            modulation = [tuple(part[t % at_once] for part in parts) for parts in modulations]
             return self.denoise(x.to(dtype), modulation).float()
 
         return step
 
     def step_layers(self) -> list[nn.Module]:
-        """The layers whose weights a step reads. The embeddings of time and condition do not depend on the state, and
-        so are not part of the step."""
+        """The layers whose weights a step reads. The embeddings of time and condition do not depend on the state, so
+        they are not part of a step."""
         return [self.input_proj, self.final_layer.linear, *(block.get_submodule("mlp") for block in self.res_blocks)]

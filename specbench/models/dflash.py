@@ -1,14 +1,14 @@
-"""DFlash (arXiv 2602.06036): a small Transformer that drafts a block of tokens in one pass, all of them at once.
+"""DFlash (arXiv 2602.06036): a small Transformer that drafts a block of tokens in one pass.
 
 The block is the last committed token, called the anchor, and mask embeddings after it. Its slots attend to each other
-in both directions and to context features: the target's hidden states on several layers at the positions before the
+in both directions, and to context features: the target's hidden states on several layers at the positions before the
 anchor, joined by a linear layer and normed. Every layer computes keys and values of these features with its own
-projections; the features are not updated from layer to layer, and have no norm but their own. Slot k predicts the token
-of its own position, k behind the anchor. Embedding, rotary embedding and output layer are the target's.
+projections; the features are not updated from layer to layer, and get no further norm. Slot k predicts the token at its
+own position, k positions after the anchor. Embedding, rotary embedding and output layer are the target's.
 
 Facts: z-lab/dflash@44947fb, dflash/model.py (features, layer, order of norms, layers read); SpecForge@02ab617,
-specforge/core/dflash.py (anchors and mask of the training). Our reading: layers are built as the target's family builds
-them, where the published ones are Qwen3's; the mask is a learned vector, since image vocabularies have no mask token.
+specforge/core/dflash.py (anchors and mask in training). Our choices: layers are built as in the target's family (the
+published ones are Qwen3's); the mask is a learned vector, because image vocabularies have no mask token.
 """
 
 from __future__ import annotations
@@ -40,12 +40,11 @@ from specbench.models.transformer import (
     run_blocks,
 )
 
-#: Layers of a new network, and target layers that it reads.
+#: Number of layers of a new network, and of target layers that it reads.
 LAYERS = 2
-#: Anchors of a sequence in a training step, at most (SpecForge's).
+#: Maximal number of anchors per sequence in a training step (as in SpecForge).
 ANCHORS = 512
-#: Every how many positions a validation has an anchor. Images have rows of an even number of tokens, so that all
-#: columns take part.
+#: Distance of the anchors in a validation. Rows of images have an even number of tokens, so all columns have anchors.
 _STRIDE = 3
 
 
@@ -82,8 +81,8 @@ class DFlashConfig:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields, for a file, without the later ones at their defaults: rows name weights by the digest of their
-        file."""
+        """The fields, for a file. Fields that were added later are omitted at their defaults, because rows name weights
+        by the digest of their file."""
         return {name: value for name, value in asdict(self).items() if value or name not in ("head_size", "rotated")}
 
 
@@ -104,13 +103,13 @@ class DFlashNetwork(nn.Module):
         return KVCache(len(self.layers), rows, b.n_kv_heads, slots, b.head_dim, self.fc.weight)
 
     def features(self, hidden: Tensor, kernels: Kernels | None = None) -> Tensor:
-        """Context features (R, n, dim) of the target's hidden states on `aux_hidden_layers` (R, n, dim * layers)."""
+        """Context features (R, n, dim) from the target's hidden states on `aux_hidden_layers` (R, n, dim * layers)."""
         return self.hidden_norm(linear(hidden, self.fc.weight), kernels)
 
     def context_weights(self) -> list[Tensor]:
         """The weights (2 * kv heads * head_dim, dim) of every layer for keys and values."""
         c = self.cfg.block
-        return [one.wqkv.weight[c.n_heads * c.head_dim :] for one in self._attentions()]
+        return [attention.wqkv.weight[c.n_heads * c.head_dim :] for attention in self._attentions()]
 
     def _attentions(self) -> list[Attention]:
         return [layer.get_submodule("attention") for layer in self.layers]  # type: ignore[misc]
@@ -119,30 +118,30 @@ class DFlashNetwork(nn.Module):
         """Keys and values (R, heads, n, head_dim) of context features (R, n, dim), of every layer; rope
         (R or 1, n, head_dim / 2, 2): the rotary rows of their positions."""
         c = self.cfg.block
-        factors, made = rope_factors(rope, c.rotary), []
+        factors, keys_values = rope_factors(rope, c.rotary), []
         for attention, weight in zip(self._attentions(), self.context_weights(), strict=True):
             k, v = linear(features, weight).unflatten(-1, (2, c.n_kv_heads, c.head_dim)).unbind(-3)
             k = rotate(attention.k_norm(k) if c.qk_norm else k, factors, c.rotary)
-            made.append((k.transpose(1, 2), v.transpose(1, 2)))
-        return made
+            keys_values.append((k.transpose(1, 2), v.transpose(1, 2)))
+        return keys_values
 
     def blocks(self, anchors: Tensor, size: int) -> Tensor:
-        """Inputs (R, n * size, dim) of blocks of so many slots: each of the anchors' embeddings (R, n, dim), then
-        masks."""
+        """Inputs (R, n * size, dim) of n blocks of `size` slots: the anchor's embedding, from `anchors` (R, n, dim),
+        then masks."""
         masks = self.mask.to(anchors.dtype).expand(*anchors.shape[:2], size - 1, -1)
         return torch.cat([anchors.unsqueeze(2), masks], 2).flatten(1, 2)
 
     def hidden(self, x: Tensor, rope: Tensor, mask: Tensor | TreeMask, cache: KVCache, slots: Tensor) -> Tensor:
-        """What the target's output layer reads (R, n, dim), of blocks x (R, n, dim); their keys go to `slots` (R, n) of
-        the cache, which has the context's."""
+        """The input of the target's output layer (R, n, dim), for blocks x (R, n, dim). Their keys are stored in
+        `slots` (R, n) of the cache, which has the context's keys."""
         return self.norm(run_blocks(self.layers, x, rope, mask, cache, slots), cache.kernels)
 
 
 class _ContextCache(KVCache):
-    """Keys and values of the context, in every layer, with their gradients. The blocks of a pass, of `size` slots each,
-    attend to them where the mask allows, and to themselves.
+    """Keys and values of the context, in every layer, with gradients. The blocks of a pass, with `size` slots each,
+    attend to the context where the mask allows it, and to themselves.
 
-    A slot has as many keys as context and block have together, where a mask over the keys of all blocks would cost
+    A slot only has the keys of the context and of its block. With one mask over the keys of all blocks, it would have
     several times as many.
     """
 
@@ -150,25 +149,25 @@ class _ContextCache(KVCache):
         self._context, self._size = context, size
 
     def attend(self, layer: int, slots: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """mask (R, 1, n, context): the context that is attended to."""
+        """mask (R, 1, n, context): which context positions are attended to."""
         assert mask is not None
-        each = q.shape[1] // k.shape[1]
-        # norms of queries and keys leave these in float32 where values are not
-        before_k, before_v, k, v = (x.to(q).repeat_interleave(each, 1) for x in (*self._context[layer], k, v))
+        groups = q.shape[1] // k.shape[1]
+        # norms of queries and keys return float32, but values may have another dtype
+        before_k, before_v, k, v = (x.to(q).repeat_interleave(groups, 1) for x in (*self._context[layer], k, v))
         k, v = (x.unflatten(2, (-1, self._size)) for x in (k, v))
         with torch.autocast(q.device.type, enabled=False):  # it would move the softmax to float32
             scaled = q * q.shape[-1] ** -0.5
             earlier = (scaled @ before_k.transpose(-1, -2)).masked_fill(~mask, -1e4)
-            together = scaled.unflatten(2, (-1, self._size)) @ k.transpose(-1, -2)
-            weights = torch.cat([earlier, together.flatten(2, 3)], -1).softmax(-1)
+            inside = scaled.unflatten(2, (-1, self._size)) @ k.transpose(-1, -2)
+            weights = torch.cat([earlier, inside.flatten(2, 3)], -1).softmax(-1)
             of_context, of_block = weights.split((before_k.shape[2], self._size), -1)
-            own = of_block.unflatten(2, (-1, self._size)) @ v
-            return of_context @ before_v + own.flatten(2, 3)
+            block_output = of_block.unflatten(2, (-1, self._size)) @ v
+            return of_context @ before_v + block_output.flatten(2, 3)
 
 
 def aux_hidden_layers(layers: int, count: int) -> tuple[int, ...]:
-    """The blocks that are read of a target with `layers` blocks: `count` of them, from the second to the last but two
-    at even distances, as released."""
+    """The `count` blocks that are read in a target with `layers` blocks: evenly spaced from the second block to the
+    third from last, as in the released code."""
     if count == 1:
         return (layers // 2,)
     last = max(1, layers - 3)
@@ -176,9 +175,9 @@ def aux_hidden_layers(layers: int, count: int) -> tuple[int, ...]:
 
 
 def like_shape(target: Language, block_size: int, layers: int = LAYERS) -> DFlashConfig:
-    """The configuration of a network that fits a target: its layers, with a feed-forward part that gives the network
-    as many parameters as an EAGLE-1 drafter whose token table has the image's tokens alone. (The network has no token
-    table and no joining layer.)"""
+    """The configuration of a network that fits a target. Its layers have the target's shape; the width of the
+    feed-forward part gives the network as many parameters as an EAGLE-1 drafter whose token table only has the image's
+    tokens. (The network has no token table and no joining layer.)"""
     b = target.block
     cfg = DFlashConfig(
         dim=b.dim,
@@ -195,12 +194,12 @@ def like_shape(target: Language, block_size: int, layers: int = LAYERS) -> DFlas
         rotated=b.rotated,
     )
     with torch.device("meta"):
-        like, rest = (
+        eagle_size, size = (
             sum(p.numel() for p in network.parameters())
             for network in (eagle.EagleNetwork(eagle.like_shape(target)), DFlashNetwork(cfg))
         )
     of_text = (len(target.tok_embeddings.weight) - target.vocab_size) * b.dim
-    return replace(cfg, ffn_hidden=max(1, 1 + (like - of_text - rest) // (3 * b.dim * layers)))
+    return replace(cfg, ffn_hidden=max(1, 1 + (eagle_size - of_text - size) // (3 * b.dim * layers)))
 
 
 def like_target(target: Language, block_size: int = 16, layers: int = LAYERS) -> DFlashNetwork:
@@ -224,14 +223,14 @@ class DFlashLoader(NetworkLoader[DFlashNetwork]):
 
     def read_official(self, path: Path) -> DFlashNetwork:
         raise UsageError(
-            f"{path} holds no DFlash network of this project, and none is published for an image model: train one with"
+            f"{path} holds no DFlash network of specbench, and image models have no published one: train one with"
             " `specbench train drafter=dflash`"
         )
 
 
 class DFlashTraining(Training):
-    """Blocks at random anchors, the same ones for all sequences of a step. A block attends to the context before its
-    own anchor and to itself."""
+    """Blocks at random anchors, which are the same for all sequences of a step. A block attends to the context before
+    its anchor, and to itself."""
 
     network: DFlashNetwork
 
@@ -243,8 +242,8 @@ class DFlashTraining(Training):
         return self.network.cfg.block_size - 1
 
     def anchors(self, length: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
-        """Anchors (n,) int64 among the tokens of an image that have a token after them: a random eighth of these, or
-        in a validation every third."""
+        """Anchors (n,) int64 among the tokens of an image that have a next token: a random eighth of these or, in a
+        validation, every third."""
         if generator is None:
             return torch.arange(0, length - 1, _STRIDE, device=device)
         count = min(ANCHORS, max(1, (length - 1) // 8))
@@ -263,17 +262,17 @@ class DFlashTraining(Training):
 
     def embedded(self, batch: Batch, anchors: Tensor) -> Tensor:
         """The target's embeddings (N, n, dim) of the tokens at image positions `anchors`."""
-        ids = batch.ids[:, batch.valid.shape[1] - 1 + anchors]  # the first id is that of position 1
+        ids = batch.ids[:, batch.valid.shape[1] - 1 + anchors]  # ids begin at position 1
         return self.head.target.tok_embeddings(ids).to(self.dtype)
 
     def _surroundings(self, batch: Batch, anchors: Tensor, size: int) -> tuple[Tensor, Tensor, KVCache, Tensor]:
-        """The rotary rows of all blocks, the context that they attend to, its keys and values, and slots, which these
-        do not need."""
+        """The arguments of `DFlashNetwork.hidden` after x: rotary rows of all blocks, mask of the context, its keys and
+        values, and slots (which this cache does not use)."""
         target, network = self.head.target, self.network
-        before, known = batch.valid.shape[1], batch.hidden.shape[1]
-        positions, padding = torch.arange(known, device=anchors.device), (~batch.valid).sum(1, keepdim=True)
+        before, entries = batch.valid.shape[1], batch.hidden.shape[1]
+        positions, padding = torch.arange(entries, device=anchors.device), (~batch.valid).sum(1, keepdim=True)
         root = before + anchors
-        own = (root[:, None] + torch.arange(size, device=root.device)).flatten()
+        block_positions = (root[:, None] + torch.arange(size, device=root.device)).flatten()
         table = target.reserved(before + target.length + size, before)
 
         def rope(at: Tensor) -> Tensor:
@@ -281,6 +280,6 @@ class DFlashTraining(Training):
 
         hidden = batch.hidden[..., target.block.dim :].to(self.dtype)
         context = network.context(network.features(hidden), rope(positions))
-        usable = F.pad(batch.valid, (0, known - before), value=True)
+        usable = F.pad(batch.valid, (0, entries - before), value=True)
         earlier = (positions < root.repeat_interleave(size)[:, None]) & usable.unsqueeze(1)
-        return rope(own), earlier.unsqueeze(1), _ContextCache(context, size), own
+        return rope(block_positions), earlier.unsqueeze(1), _ContextCache(context, size), block_positions

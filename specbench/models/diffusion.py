@@ -1,6 +1,6 @@
-"""The diffusion that MAR's head samples with: cosine schedule, respacing, and the arithmetic of one step.
+"""The diffusion process of MAR's head: cosine schedule, respacing, and the arithmetic of one step.
 
-Noise is predicted (eps), the variance is learned as a position between two bounds. Facts: reference README (34) to
+The network predicts the noise (eps), and the variance as a position between two bounds. Facts: reference README (34) to
 (36), notes of the golden mar_diffusion_schedule; formulas of DDPM (Ho et al. 2020) and improved DDPM (Nichol and
 Dhariwal 2021).
 """
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from specbench.errors import UsageError
 
-#: Steps that models are trained with; sampling takes some of them.
+#: Number of steps in training; sampling uses a subset.
 TRAINED_STEPS = 1000
-#: Which step: of each row (n,) int64, or one of all.
+#: A step: (n,) int64, one per row, or a slice for all rows.
 Index = Tensor | slice
 MAX_BETA = 0.999
 _OFFSET = 0.008
@@ -27,8 +27,8 @@ _OFFSET = 0.008
 
 @dataclass(frozen=True)
 class Schedule:
-    """Constants of each of n steps, index 0 the last one of sampling. Tensors (n,): `timestep` int64 is the step's
-    number among the trained ones, which is the network's input; the others are floating."""
+    """Constants of n steps. Index 0 is the last step of sampling. All tensors are (n,): `timestep` int64 is the number
+    of the trained step, which is the network's input; the others are floating-point."""
 
     timestep: Tensor
     betas: Tensor
@@ -48,14 +48,14 @@ class Schedule:
         return len(self.timestep)
 
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> Schedule:
-        """The same on a device, as `dtype`: float32 is what official sampling computes with."""
+        """The same on a device, as `dtype`. Official sampling uses float32."""
         moved = {f.name: getattr(self, f.name) for f in fields(self)}
         return Schedule(**{n: t.to(device, dtype if t.is_floating_point() else t.dtype) for n, t in moved.items()})
 
-    # x, x0, eps, noise and v are (n, D); index (n,) int64 is the step of each row, or a slice the one of all.
+    # x, x0, eps, noise and v are (n, D); index (n,) int64 has a step per row, or is a slice with one step for all rows.
 
     def noised(self, x0: Tensor, noise: Tensor, index: Tensor) -> Tensor:
-        """The state x at a step, of data x0."""
+        """The state x at a step, for data x0."""
         return self.sqrt_alphas_cumprod[index, None] * x0 + self.sqrt_one_minus_alphas_cumprod[index, None] * noise
 
     def x0(self, x: Tensor, eps: Tensor, index: Index) -> Tensor:
@@ -63,20 +63,21 @@ class Schedule:
         return self.sqrt_recip_alphas_cumprod[index, None] * x - self.sqrt_recipm1_alphas_cumprod[index, None] * eps
 
     def mean(self, x: Tensor, x0: Tensor, index: Index) -> Tensor:
-        """Mean of the next state, given this one and the data."""
+        """Mean of the next state, given this state and the data."""
         return self.posterior_mean_coef1[index, None] * x0 + self.posterior_mean_coef2[index, None] * x
 
     def log_variance(self, v: Tensor, index: Index) -> Tensor:
-        """Log variance of the next state at position v, the network's second half: -1 the true posterior's, 1 that of
-        the forward process."""
+        """Log variance of the next state. v, the second half of the network's output, is its position between the
+        bounds: -1 is the true posterior, 1 the forward process."""
         share = (v + 1) / 2
         return share * self.log_betas[index, None] + (1 - share) * self.posterior_log_variance_clipped[index, None]
 
     def bound(self, x0: Tensor, x: Tensor, eps: Tensor, v: Tensor, index: Tensor) -> Tensor:
-        """The term of the variational bound (n,) in bits a number that trains the variance; the mean has no gradient.
+        """The term of the variational bound (n,), in bits per number, that trains the variance. The mean gets no
+        gradient.
 
-        At index 0 it is the probability of a bin of width 2/255 around x0, as for 8-bit pixels. Bins at the ends are
-        not open, since a latent has no ends.
+        At index 0 it is the probability of a bin of width 2/255 around x0, as for 8-bit pixels. No bin is open-ended,
+        because latents are unbounded.
         """
         mean = self.mean(x, self.x0(x, eps.detach(), index), index)
         log_variance = self.log_variance(v, index)
@@ -92,9 +93,9 @@ class Schedule:
 
 @lru_cache(maxsize=64)
 def schedule(steps: int, device: torch.device | str | None = None) -> Schedule:
-    """The cosine schedule of 1000 steps respaced to `steps` of them: float64 on the CPU, or float32 on `device`.
+    """The cosine schedule of 1000 steps, respaced to `steps` steps: float64 on the CPU, or float32 on `device`.
 
-    Step i is the trained step round(i * 999 / (steps - 1)), halves to even. Raises UsageError.
+    Step i is the trained step round(i * 999 / (steps - 1)), with halves rounded to even. Raises UsageError.
     """
     if not 2 <= steps <= TRAINED_STEPS:
         raise UsageError(
@@ -127,7 +128,7 @@ def _cosine(steps: int) -> Schedule:
         betas * np.sqrt(prev) / (1 - cumprod),
         (1 - prev) * np.sqrt(1 - betas) / (1 - cumprod),
         variance,
-        np.log(np.append(variance[1], variance[1:])),  # the last step's own is zero
+        np.log(np.append(variance[1], variance[1:])),  # the last step's variance is zero
         np.log(betas),
     )
     return Schedule(torch.from_numpy(timestep), *map(torch.from_numpy, floating))

@@ -1,16 +1,15 @@
-"""The EAGLE drafter: Transformer layers, as a rule one, that predict the target's next hidden state from (hidden state,
+"""The EAGLE drafter: Transformer layers (usually one) that predict the target's next hidden state from (hidden state,
 next token).
 
 Entry e of its sequence pairs the target's hidden state at position e with the token at position e + 1. Its output
-predicts the hidden state at position e + 1; the target's own head maps it to a distribution. There is no norm after the
-last layer. The published drafters differ in three things (reference README (11) to (17)). LlamaGen's rotates an entry
-by the grid cell of its token, has no norm before its first layer, and attends to the padding of the prompt; every
-prefix position counts as token 0. Chameleon's rotates it by the target's position e, has that norm, and does not attend
-to the padding. Every further layer has its norms in both families (goldens of the reference, notes).
+predicts the hidden state at position e + 1; the target's head maps it to a distribution. The last layer has no norm
+after it. The published drafters differ in three ways (reference README (11) to (17)). LlamaGen's drafter rotates an
+entry by the grid cell of its token, has no norm before its first layer, and attends to the padding of the prompt; every
+prefix position counts as token 0. Chameleon's drafter rotates it by the target's position e, has this norm, and does
+not attend to the padding. All further layers have their norms in both families (goldens of the reference, notes).
 
 With `aux_hidden_layers` it is a drafter in the style of EAGLE-3 (Li et al. 2025): it reads the target's hidden states
-on several layers, fused into one vector. It is trained on its own outputs, and these are normed before the head reads
-them.
+on several layers, fused into one vector. It is trained on its own outputs, which are normed before the head reads them.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from specbench.models.unified import Unified
 
 @dataclass(frozen=True)
 class EagleConfig:
-    """cls_token_num and block_size: positions of the prefix and of the image, which size the grid; `line` positions
-    have none (block_size 0). input_norm: whether the first layer has the norm before its attention, as all others have;
-    fc_bias: whether the layer that joins token and hidden state has a bias."""
+    """cls_token_num and block_size: numbers of positions of the prefix and of the image, which size the grid
+    (block_size = 0: `line` positions, without a grid). input_norm: whether the first layer has a norm before its
+    attention, like all other layers; fc_bias: whether the layer that joins token and hidden state has a bias."""
 
     dim: int
     n_head: int
@@ -57,12 +56,13 @@ class EagleConfig:
 
     @classmethod
     def from_dict(cls, taps: tuple[int, ...] = (), **fields: Any) -> EagleConfig:
-        """The inverse of `to_dict`: files name the auxiliary hidden layers `taps`."""
+        """The inverse of `to_dict`. Files call the auxiliary hidden layers `taps`."""
         return cls(aux_hidden_layers=taps, **fields)
 
     @property
     def line(self) -> bool:
-        """Positions along the sequence, and no sight of padding; else cells of the image's grid."""
+        """Whether positions count along the sequence and padding is not attended to; otherwise they are cells of the
+        image's grid."""
         return self.block_size == 0
 
     @property
@@ -79,13 +79,13 @@ class EagleConfig:
         )
 
     def to_dict(self) -> dict:
-        """The fields, for a file. The later ones are left out at their defaults: rows name weights by the digest of
-        their file."""
-        found = {{"aux_hidden_layers": "taps"}.get(name, name): value for name, value in asdict(self).items()}
+        """The fields, for a file. Fields that were added later are omitted at their defaults, because rows name weights
+        by the digest of their file."""
+        values = {{"aux_hidden_layers": "taps"}.get(name, name): value for name, value in asdict(self).items()}
         for name, default in (("n_layer", 1), ("fc_bias", True)):
-            if found[name] == default:
-                del found[name]
-        return found
+            if values[name] == default:
+                del values[name]
+        return values
 
 
 class EagleNetwork(nn.Module):
@@ -102,17 +102,17 @@ class EagleNetwork(nn.Module):
         init_weights(self)
 
     def rope(self, entries: int = 0) -> Tensor:
-        """Rotary rows of at least `entries` entries. On the grid an entry is rotated by the cell of its token:
-        cls_token_num - 1 zero rows, then the cells; beyond the end, the last one."""
+        """Rotary rows of at least `entries` entries. On the grid, an entry is rotated by the cell of its token:
+        cls_token_num - 1 zero rows, then the cells; beyond the end, the last cell."""
         c = self.cfg
-        known = 0 if c.line else c.cls_token_num - 1 + c.block_size
-        rows = max(entries, known)
+        positions = 0 if c.line else c.cls_token_num - 1 + c.block_size
+        rows = max(entries, positions)
         if self._rope is None or len(self._rope) < rows or self._rope.device != self.fc.weight.device:
             if c.line:
                 table = line_rotary(rows, c.block.head_dim, c.rope_base)
             else:
                 side = int(c.block_size**0.5)
-                table = grid_rotary(side, c.block.head_dim, c.cls_token_num - 1, rows - known, c.rope_base)
+                table = grid_rotary(side, c.block.head_dim, c.cls_token_num - 1, rows - positions, c.rope_base)
             self._rope = table.to(self.fc.weight.device)
         return self._rope
 
@@ -127,18 +127,17 @@ class EagleNetwork(nn.Module):
     def hidden(
         self, ids: Tensor, known: Tensor, rope: Tensor, mask: Tensor | TreeMask, cache: KVCache, slots: Tensor
     ) -> Tensor:
-        """Predicted hidden states (rows, n, dim) of entries with the vocabulary ids (rows, n) and the `known` vectors
-        of the positions before them: the target's hidden states, wider with `aux_hidden_layers`, or own outputs
-        (rows, n, dim).
-        `rope` is as of `rope_at`; keys go to `slots`."""
+        """Predicted hidden states (rows, n, dim) of entries with these vocabulary ids (rows, n) and with the `known`
+        vectors of the previous positions: the target's hidden states (wider with `aux_hidden_layers`), or the drafter's
+        outputs (rows, n, dim). rope: see `rope_at`; keys are stored in `slots`."""
         return run_blocks(self.layers, self._enter(ids, known), rope, mask, cache, slots)
 
     def hidden_of_joined(self, x: Tensor, rope: Tensor, mask: Any, cache: KVCache, slots: Tensor) -> Tensor:
-        """As of `hidden`, from embeddings joined with what `reduced` returns, x (rows, n, 2 dim)."""
+        """Like `hidden`, from x (rows, n, 2 dim): embeddings joined with the result of `reduced`."""
         return run_blocks(self.layers, linear(x, self.fc.weight, self.fc.bias), rope, mask, cache, slots)
 
     def reduced(self, known: Tensor) -> Tensor:
-        """Hidden states (..., dim) of the target, from wider ones (..., dim * (1 + layers)) where they are."""
+        """Hidden states (..., dim) of the target, also from wider ones (..., dim * (1 + layers))."""
         dim = self.cfg.dim
         if known.shape[-1] == dim:
             return known
@@ -150,17 +149,17 @@ class EagleNetwork(nn.Module):
         return linear(torch.cat([self.embed_tokens(ids), self.reduced(known)], -1), self.fc.weight, self.fc.bias)
 
     def readable(self, features: Tensor, kernels: Kernels | None = None) -> Tensor:
-        """Outputs (..., dim) as the target's head reads them."""
+        """Converts outputs (..., dim) to inputs of the target's head."""
         return self.norm(features, kernels) if self.cfg.aux_hidden_layers else features
 
     def unroll(self, hidden: Tensor, ids: Tensor, valid: Tensor, unroll_steps: int = 1) -> Iterator[Tensor]:
         """Teacher forcing over whole sequences: `readable` outputs (N, S - 1, dim) of each unroll step.
 
-        hidden (N, S, width): the target's at positions 0 .. S - 1; ids (N, S - 1) int64: the tokens at positions
-        1 .. S - 1; valid (N, P) bool: the prefix's positions. In the first unroll step an entry attends to the target's
-        hidden states before it. In unroll step j (from 0) it attends to those up to j entries before itself and, as in
-        a draft of that depth, to the outputs of the steps before (EAGLE-3's training-time test); its first j entries
-        are undefined.
+        hidden (N, S, width): the target's hidden states at positions 0 .. S - 1; ids (N, S - 1) int64: the tokens at
+        positions 1 .. S - 1; valid (N, P) bool: valid positions of the prefix. In the first unroll step, an entry
+        attends to the target's hidden states before it. In unroll step j (from 0), it attends to the target's hidden
+        states up to j entries before itself and, as in a draft of this depth, to the outputs of the previous steps
+        (EAGLE-3's training-time test). The first j entries are undefined.
         """
         rows, entries = ids.shape
         position = torch.arange(entries, device=ids.device)
@@ -172,12 +171,12 @@ class EagleNetwork(nn.Module):
             usable[:, : valid.shape[1] - 1] = valid[:, :-1]
         else:
             usable, rope = usable[:1], rope[:1]
-        behind = position[:, None] - position  # (entries, keys): distance of a key behind its entry
+        distance = position[:, None] - position  # (entries, keys): how far a key is before its entry
         cache, known = _UnrollCache(), hidden[:, :-1]
         for j in range(unroll_steps):
-            mask = (behind >= j) & usable[:, None]
+            mask = (distance >= j) & usable[:, None]
             if j == 0:
-                mask = mask | (behind == 0)
+                mask = mask | (distance == 0)
             out = run_blocks(
                 self.layers, self._enter(ids, known), rope, mask.unsqueeze(1), cache, position.expand(rows, -1)
             )
@@ -186,36 +185,36 @@ class EagleNetwork(nn.Module):
 
 
 class _UnrollCache(KVCache):
-    """Keys and values of every layer, of all unroll steps so far (see `EagleNetwork.unroll`), with their gradients.
+    """Keys and values of every layer and of all unroll steps so far (see `EagleNetwork.unroll`), with gradients.
 
-    An entry attends to one key of each later unroll step: from step j, to entry e - j + i of step i. These cost one
-    product of vectors each, where a mask over the keys of all steps would cost as many matrices.
+    An entry attends to one key of each later unroll step: from step j, to entry e - j + i of step i. Each costs one
+    product of vectors. With one mask over the keys of all steps, each would cost a product of matrices.
     """
 
     def __init__(self) -> None:
-        self._held: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._stored: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def attend(self, layer: int, slots: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """mask: the keys of the first unroll step that are attended to."""
-        each = q.shape[1] // k.shape[1]
-        # norms of queries and keys leave these in float32 where values are not
-        held = self._held.setdefault(layer, [])
-        held.append((k.repeat_interleave(each, 1), v.repeat_interleave(each, 1).to(q.dtype)))
-        (first_k, first_v), *own = held
-        if not own:
+        """mask: which keys of the first unroll step are attended to."""
+        groups = q.shape[1] // k.shape[1]
+        # norms of queries and keys return float32, but values may have another dtype
+        stored = self._stored.setdefault(layer, [])
+        stored.append((k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1).to(q.dtype)))
+        (first_k, first_v), *later = stored
+        if not later:
             return attention(q, k, v, mask)
         assert mask is not None
-        behind = len(own)
-        moved = [(_moved(k, behind - i), _moved(v, behind - i)) for i, (k, v) in enumerate(own, start=1)]
+        steps = len(later)
+        moved = [(_shifted(k, steps - i), _shifted(v, steps - i)) for i, (k, v) in enumerate(later, start=1)]
         with torch.autocast(q.device.type, enabled=False):  # it would move the softmax to float32
             scaled = q * q.shape[-1] ** -0.5
             scores = (scaled @ first_k.transpose(-1, -2)).masked_fill(~mask, -1e4)
-            seen = [(scaled * k).sum(-1, keepdim=True) for k, _ in moved]
-            for i, score in enumerate(seen[:-1], start=1):  # before the start of the image there is no entry
-                seen[i - 1] = torch.cat(
-                    [torch.full_like(score[:, :, : behind - i], -1e4), score[:, :, behind - i :]], 2
+            later_scores = [(scaled * k).sum(-1, keepdim=True) for k, _ in moved]
+            for i, score in enumerate(later_scores[:-1], start=1):  # no entry exists before the start of the image
+                later_scores[i - 1] = torch.cat(
+                    [torch.full_like(score[:, :, : steps - i], -1e4), score[:, :, steps - i :]], 2
                 )
-            weights = torch.cat([scores, *seen], -1).softmax(-1)
+            weights = torch.cat([scores, *later_scores], -1).softmax(-1)
             entries = first_k.shape[2]
             out = weights[..., :entries] @ first_v
             for i, (_, v) in enumerate(moved):
@@ -223,15 +222,15 @@ class _UnrollCache(KVCache):
         return out
 
 
-def _moved(x: Tensor, by: int) -> Tensor:
+def _shifted(x: Tensor, by: int) -> Tensor:
     """x (rows, heads, n, dim) with entry e - by at index e."""
     return F.pad(x[:, :, : x.shape[2] - by], (0, 0, by, 0))
 
 
 def like_shape(target: Language, aux_hidden_layers: tuple[int, ...] = ()) -> EagleConfig:
-    """The configuration of a drafter that fits a target, built as the published ones of its family.
+    """The configuration of a drafter that fits a target, built like the published drafters of its family.
 
-    With `aux_hidden_layers` it has as many parameters as without, except for a norm: its feed-forward part is smaller
+    With `aux_hidden_layers` it has as many parameters as without, except for a norm: the feed-forward part is smaller
     by the size of the fusing layer.
     """
     if isinstance(target, LlamaGen):
@@ -253,7 +252,7 @@ def like_shape(target: Language, aux_hidden_layers: tuple[int, ...] = ()) -> Eag
             qk_norm=u.qk_norm if isinstance(u.qk_norm, int) else 0,
         )
     else:
-        raise TypeError(f"there is no EAGLE drafter for {type(target).__name__}")
+        raise TypeError(f"no EAGLE drafter exists for {type(target).__name__}")
     if not aux_hidden_layers:
         return like
     return replace(
@@ -264,7 +263,7 @@ def like_shape(target: Language, aux_hidden_layers: tuple[int, ...] = ()) -> Eag
 
 
 def default_aux_hidden_layers(target: Language) -> tuple[int, ...]:
-    """A low and a middle layer of a target; its hidden states after the last one are read in any case."""
+    """A low and a middle layer of a target; the hidden states after the last layer are always read."""
     layers = len(target.layers)
     return layers // 4, layers // 2
 
@@ -282,7 +281,7 @@ class EagleTraining(Training):
     evaluated = 3
 
     def draft(self, batch: Batch, depth: int, generator: torch.Generator | None = None) -> Iterator[DraftLogits]:
-        start = batch.valid.shape[1] - 1  # the first entry that holds an image token
+        start = batch.valid.shape[1] - 1  # the first entry with an image token
         outputs = self.network.unroll(batch.hidden.to(self.dtype), batch.ids, batch.valid, depth)
         for j, out in enumerate(outputs):
             features = out[:, start + j :]

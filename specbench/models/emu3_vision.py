@@ -1,8 +1,8 @@
-"""Emu3's vision tokenizer: transformers' network, under the official tensor names or under transformers' own.
+"""Emu3's vision tokenizer: transformers' network, with the official tensor names or with transformers' names.
 
-One latent frame is decoded to four; a still image is the first of them (reference README (30)). transformers computes
-what the official code does (golden emu3_vision_tokenizer). Only names differ, and the shape of the attention's weights:
-1x1 convolutions officially, linear layers in transformers.
+One latent frame is decoded to four frames; a still image is the first of them (reference README (30)). transformers
+computes the same as the official code (golden emu3_vision_tokenizer). Only the names differ, and the shape of the
+attention's weights: 1x1 convolutions officially, linear layers in transformers.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ OFFICIAL: dict[str, Any] = {
     "ch": 256,
     "ch_mult": [1, 2, 2, 4],
     "num_res_blocks": 2,
-    "attn_resolutions": [3],  # levels, unlike elsewhere: 3 is the lowest resolution
+    "attn_resolutions": [3],  # level numbers: here, 3 is the lowest resolution
     "temporal_downsample_factor": 4,
 }
 _TRANSFORMERS = {"z_channels": "latent_channels", "ch": "base_channels", "ch_mult": "channel_multiplier"}
 
 
 def reduced(codebook_size: int) -> dict[str, Any]:
-    """`OFFICIAL` as narrow as its 32 groups allow, with another number of codes."""
+    """`OFFICIAL`, as narrow as its 32 groups allow, with another number of codes."""
     return OFFICIAL | {"codebook_size": codebook_size, "ch": 32, "ch_mult": [1, 1, 1, 1], "num_res_blocks": 1}
 
 
 def configured(values: Mapping[str, Any]) -> Emu3VQVAEConfig:
-    """transformers' configuration from a config.json: the official one of Emu3-VisionTokenizer, transformers' own, or
-    that of a complete Emu3 (its `vq_config`). Absent values are as published; UsageError for sizes of no network."""
+    """transformers' configuration from a config.json: of Emu3-VisionTokenizer, of transformers, or of a complete Emu3
+    (its `vq_config`). Missing values are as published. Raises UsageError for invalid sizes."""
     from transformers import Emu3VQVAE, Emu3VQVAEConfig
 
     try:
         values = values.get("vq_config", values)
         published = {_TRANSFORMERS.get(name, name): value for name, value in OFFICIAL.items()}
-        given = {_TRANSFORMERS.get(name, name): value for name, value in values.items()}
-        cfg = Emu3VQVAEConfig(**{name: given.get(name, default) for name, default in published.items()})
+        renamed = {_TRANSFORMERS.get(name, name): value for name, value in values.items()}
+        cfg = Emu3VQVAEConfig(**{name: renamed.get(name, default) for name, default in published.items()})
         widths = [cfg.base_channels * m for m in cfg.channel_multiplier]
         cfg.hidden_size = widths[-1]
         if any(widths[level] != widths[-1] for level in cfg.attn_resolutions):
-            raise ValueError("attention is possible at the lowest resolution's width alone")
+            raise ValueError("attention is only possible at the width of the lowest resolution")
         with torch.device("meta"):
             Emu3VQVAE(cfg)
     except Exception as e:  # transformers raises many types for invalid sizes
@@ -77,7 +77,7 @@ class Emu3Vision(nn.Module):
         return 2 ** (len(self.cfg.channel_multiplier) - 1)
 
     def pre_quant(self, image: Tensor) -> Tensor:
-        """Encoder output before quantising, (B, 1, dim, h, w): a still image is shown for all frames of a latent."""
+        """Encoder output before quantising, (B, 1, dim, h, w). A still image fills all frames of a latent."""
         frames = image.unsqueeze(1).repeat(1, self.cfg.temporal_downsample_factor, 1, 1, 1)
         return self.vq.quant_conv(self.vq.encoder(frames).transpose(1, 2)).transpose(1, 2)
 
@@ -85,13 +85,12 @@ class Emu3Vision(nn.Module):
         return self.vq.quantize(self.pre_quant(image)).flatten(1)
 
     def frames(self, codes: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
-        """All frames (B, 4, 3, H, W) that codes (B, h*w) are decoded to, not clamped. `grid` is (h, w); square when
-        left out."""
+        """All frames (B, 4, 3, H, W) of codes (B, h*w), not clamped. grid: (h, w); default: square."""
         return self.vq.decode(codes.unflatten(1, (1, *vq.fill(codes, grid))))
 
     def decode(self, codes: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
-        """Codes (B, h*w) -> images (B, 3, H, W), not clamped, the first of `frames`; each is decoded on its own, so
-        that it does not depend on the others."""
+        """Codes (B, h*w) -> images (B, 3, H, W), not clamped: the first of `frames`. Images are decoded one at a time,
+        so that they do not depend on each other."""
         return torch.cat([self.frames(row[None], grid)[:, 0] for row in codes])
 
     def codebook(self) -> Tensor:

@@ -1,11 +1,11 @@
 """The evaluators of the embedded worlds: three small networks that score a world's images.
 
 - `Classifier`: the Fréchet distance uses its 64 penultimate features.
-- `AttributeReader`: reads every attribute of an image; the reward is computed from its probabilities.
-- `TwoTower`: images and captions in one space; the CLIP score is the cosine between them.
+- `AttributeReader`: reads the attributes of an image; the reward is computed from its probabilities.
+- `TwoTower`: embeds images and captions in one space; the CLIP score is the cosine between them.
 
-They share building blocks and no weights, so that the three metrics err independently. Each is stored as one
-safetensors file whose metadata holds its configuration, and is named by that file's hash.
+They share building blocks but no weights, so that the errors of the three metrics are independent. An evaluator is
+stored in one safetensors file, with its configuration in the metadata, and is named by the hash of this file.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from specbench.models.text import TextConfig, TextEncoder
 
 @dataclass(frozen=True, kw_only=True)
 class WorldShape:
-    """What a network knows of its world: the number of choices of each shared attribute and of each attribute of a
-    slot, and the number of slots. Files without these fields are networks of scenes."""
+    """The shape of a network's world: the numbers of choices of the shared attributes and of the attributes of a slot,
+    and the number of slots. Files without these fields are networks of scenes."""
 
     shared: tuple[int, ...] = tuple(map(len, scenes.WORLD.shared.values()))
     slot: tuple[int, ...] = tuple(map(len, scenes.WORLD.slot.values()))
@@ -42,7 +42,7 @@ def shape_of(world: worlds.World) -> dict[str, Any]:
 
 
 def as_input(images: Tensor) -> Tensor:
-    """uint8 (B, 3, H, W) -> float32 in [-1, 1], what every evaluator reads."""
+    """uint8 (B, 3, H, W) -> float32 in [-1, 1], the input of all evaluators."""
     return images.float() / 127.5 - 1
 
 
@@ -80,8 +80,8 @@ class _Trunk(nn.Module):
 class _SlotTrunk(nn.Module):
     """Images (B, 3, 64, 64) -> the scene (B, dim) and its slots (B, slots, dim).
 
-    The layout determines which slot is the first, so the slots come from the scene vector: its queries attend to the
-    16 x 16 map, whose keys contain their position.
+    The layout determines which slot is the first, so the slots' queries are computed from the scene vector. They attend
+    to the 16 x 16 map, whose keys contain their position.
     """
 
     def __init__(self, widths: tuple[int, int, int], dim: int, slots: int) -> None:
@@ -103,9 +103,9 @@ class _SlotTrunk(nn.Module):
         local = self.from_fine(fine) + F.interpolate(self.from_coarse(coarse), scale_factor=2.0, mode="nearest")
         local = F.relu(local).flatten(2).transpose(1, 2)  # (B, 256, dim)
         queries = self.query(scene).unflatten(1, (self.slots, -1))
-        # no projection of keys and values: the linear maps before and after the attention can do the same for less
-        seen = F.scaled_dot_product_attention(queries, local + self.positions.to(local.dtype), local)
-        return scene, self.slot(torch.cat([seen, scene.unsqueeze(1).expand_as(seen)], -1))
+        # no projection of keys and values: the linear maps before and after the attention can do the same at lower cost
+        attended = F.scaled_dot_product_attention(queries, local + self.positions.to(local.dtype), local)
+        return scene, self.slot(torch.cat([attended, scene.unsqueeze(1).expand_as(attended)], -1))
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,9 @@ class ClassifierConfig(WorldShape):
 
 
 class Classifier(nn.Module):
-    """Predicts every attribute from `num_features` numbers by one linear map: the features of the Fréchet distance.
+    """Predicts all attributes from `num_features` numbers by one linear map: the features of the Fréchet distance.
 
-    It also predicts how blurred and how noisy an image is, so that the features hold its fidelity and its content.
+    It also predicts how blurred and how noisy an image is, so that the features describe fidelity and content.
     """
 
     def __init__(self, cfg: ClassifierConfig) -> None:
@@ -126,7 +126,7 @@ class Classifier(nn.Module):
         self.cfg = cfg
         self.num_features = (1 + cfg.slots) * cfg.part
         self.trunk = _SlotTrunk(cfg.widths, cfg.dim, cfg.slots)
-        # unit variance for every feature, over the training images: a scale that training cannot shift
+        # unit variance of every feature over the training images: a scale that training cannot change
         self.of_scene, self.of_slot = (
             nn.Sequential(nn.Linear(cfg.dim, cfg.part), nn.BatchNorm1d(cfg.part, affine=False)) for _ in range(2)
         )
@@ -143,7 +143,7 @@ class Classifier(nn.Module):
         return self.read(self.features(images))[0]
 
     def read(self, features: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Attribute logits, and strengths (N, 2) of blur and noise, of features (N, 64)."""
+        """Attribute logits, and strengths (N, 2) of blur and noise, from features (N, 64)."""
         scene, *slots = features.split(self.cfg.part, -1)
         *logits, damage = self.read_scene(scene).split([*self.cfg.shared, 2], -1)
         for slot in slots:
@@ -158,7 +158,7 @@ class ReaderConfig(WorldShape):
 
 
 class AttributeReader(nn.Module):
-    """Reads the attributes of an image; the slots of the canonical order share one reading head."""
+    """Reads the attributes of an image. All slots, in canonical order, share one reading head."""
 
     def __init__(self, cfg: ReaderConfig) -> None:
         super().__init__()
@@ -168,9 +168,9 @@ class AttributeReader(nn.Module):
         self.of_slot = nn.Linear(cfg.dim, sum(cfg.slot))
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Logits (N, choices) per attribute of the world, of images (N, 3, 64, 64) in [-1, 1].
+        """Logits (N, choices) per attribute of the world, from images (N, 3, 64, 64) in [-1, 1].
 
-        The logits of a slot mean something only where the image has that object.
+        The logits of a slot are only meaningful if the image has this object.
         """
         scene, slots = self.trunk(images)
         out = list(self.of_scene(scene).split(self.cfg.shared, -1))
@@ -191,7 +191,7 @@ class TwoTowerConfig(WorldShape):
 
 
 class TwoTower(nn.Module):
-    """Images and captions as unit vectors of one space; a caption lies near the images it describes."""
+    """Maps images and captions to unit vectors of one space. A caption is near the images that it describes."""
 
     def __init__(self, cfg: TwoTowerConfig) -> None:
         super().__init__()
@@ -232,20 +232,20 @@ class TwoTower(nn.Module):
 
 
 def captioned_probabilities(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """Probability (N, attributes) float32 that each attribute is as labelled; labels (N, attributes) int64, NaN
-    where `ABSENT`."""
+    """Probability (N, attributes) float32 that each attribute is as labelled; NaN where the label is `ABSENT`. labels
+    (N, attributes) int64."""
     columns = []
-    for i, one in enumerate(logits):
-        wanted = labels[:, i]
-        p = one.float().softmax(-1).gather(1, wanted.clamp(min=0).unsqueeze(1)).squeeze(1)
-        columns.append(torch.where(wanted == worlds.ABSENT, torch.nan, p))
+    for i, choices in enumerate(logits):
+        label = labels[:, i]
+        p = choices.float().softmax(-1).gather(1, label.clamp(min=0).unsqueeze(1)).squeeze(1)
+        columns.append(torch.where(label == worlds.ABSENT, torch.nan, p))
     return torch.stack(columns, 1)
 
 
 def read_right(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """1 where the most probable choice is the labelled one, else 0; (N, attributes) float32, NaN where `ABSENT`."""
-    right = torch.stack([one.argmax(-1) for one in logits], 1) == labels
-    return torch.where(labels == worlds.ABSENT, torch.nan, right.float())
+    """(N, attributes) float32: 1 where the most probable choice is the labelled one, else 0; NaN where `ABSENT`."""
+    correct = torch.stack([choices.argmax(-1) for choices in logits], 1) == labels
+    return torch.where(labels == worlds.ABSENT, torch.nan, correct.float())
 
 
 Evaluator = TypeVar("Evaluator", Classifier, AttributeReader, TwoTower)
@@ -257,19 +257,20 @@ _KINDS: dict[type[nn.Module], tuple[str, type]] = {
 
 
 def save(module: Classifier | AttributeReader | TwoTower, path: Path) -> None:
-    """Write an evaluator as safetensors in float16, its configuration in the metadata; path: WORLD_KIND.safetensors."""
+    """Write an evaluator as safetensors in float16, with its configuration in the metadata. path:
+    WORLD_KIND.safetensors."""
     checkpoints.save(module, path, path.stem.replace("_", "-"))
 
 
 def load(path: Path, kind: type[Evaluator], device: torch.device | str = "cpu") -> Evaluator:
-    """Read an evaluator of class `kind` back: float32, in evaluation mode, without gradients.
+    """Read an evaluator of class `kind`: float32, in evaluation mode, without gradients.
 
-    Raises UsageError where the file is absent, damaged, or holds another model; the message names what is wrong.
+    Raises UsageError, with the reason, if the file is missing, damaged, or contains another model.
     """
     label, config = _KINDS[kind]
     return checkpoints.load(path, label, kind, config, device)
 
 
 def backend(path: Path) -> str:
-    """The name under which a metric is reported, such as "scenes-reader@1a2b3c4d": the network and its file's hash."""
+    """The backend's name in a row, such as "scenes-reader@1a2b3c4d": the network and the hash of its file."""
     return f"{path.stem.replace('_', '-')}@{digest(path)}"

@@ -1,19 +1,19 @@
 """FlashAR: LlamaGen that decodes an image along anti-diagonals, all cells of a diagonal in one pass (arXiv 2605.09430;
-its code: lxazjk/Emu3.5-FlashAR, commit 2d4a74e).
+code: lxazjk/Emu3.5-FlashAR, commit 2d4a74e).
 
-The target is another one: nothing is drafted or verified. Cell (r, c) belongs to step r + c, so an image of H rows and
-W columns takes H + W - 1 passes. An image position attends to the prefix and to all cells of its own and of earlier
-steps. Rotary positions and the layout of a sequence remain as in raster order.
+It is a different target: nothing is drafted or verified. Cell (r, c) belongs to step r + c, so an image of H rows and W
+columns takes H + W - 1 passes. An image position attends to the prefix and to all cells of its own and of earlier
+steps. Rotary positions and the layout of a sequence are as in raster order.
 
-Two branches predict a cell. The trunk's final hidden state of the cell at the left gives `h` and, by the target's head,
-the horizontal logits. Copies of the last layers read the hidden states that enter the first of the copied layers, of
-image cells alone; after a norm they give `v` of the cell above and, by a head of their own, the vertical logits. A gate
-reads both: logits = g horizontal + (1 - g) vertical, g = sigmoid(MLP[h; v]). The first row has no cell above and is
-horizontal alone, the first column vertical alone. The last position of the prefix predicts cell (0, 0).
+Two branches predict a cell. The trunk's final hidden state of the left cell is `h`; the target's head maps it to the
+horizontal logits. The vertical branch has copies of the trunk's last layers. They read the hidden states at the entry
+of the first copied layer, of image cells only; after a norm they give `v` of the upper cell, and a separate head maps
+it to the vertical logits. A gate reads both: logits = g horizontal + (1 - g) vertical, g = sigmoid(MLP[h; v]). The
+first row has no upper cells and uses only the horizontal logits; the first column only uses the vertical logits. The
+last position of the prefix predicts cell (0, 0).
 
-Our reading, where the published text leaves it open: at cell (0, 0) the gate is a linear map of the prefix's final
-hidden state, and the vertical head reads the prefix's hidden state at the entry of the copied layers after the same
-norm.
+Our choices where the paper is not specific: at cell (0, 0) the gate is a linear map of the prefix's final hidden state,
+and the vertical head reads the prefix's hidden state at the entry of the copied layers, after the same norm.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from specbench.models.transformer import Block, RMSNorm, run_blocks
 
 @dataclass(frozen=True)
 class FlashARConfig(LlamaGenConfig):
-    """branch_layers: copies of the trunk's last layers in the vertical branch (4 in the published configuration)."""
+    """branch_layers: how many of the trunk's last layers the vertical branch copies (4 in the published
+    configuration)."""
 
     branch_layers: int = 4
 
@@ -67,7 +68,8 @@ class FlashAR(LlamaGen):
 
     @classmethod
     def from_target(cls, target: LlamaGen, branch_layers: int) -> Self:
-        """The trunk has the weights of `target`; the branch copies of its last layers, norm and head."""
+        """A model whose trunk has the weights of `target`, and whose branch has copies of its last layers, norm and
+        head."""
         model = cls(FlashARConfig(**asdict(target.cfg), branch_layers=branch_layers))
         model.load_state_dict(target.state_dict(), strict=False)
         for copy, layer in zip(model.branch_layers, target.layers[-branch_layers:], strict=True):
@@ -78,25 +80,25 @@ class FlashAR(LlamaGen):
 
     @property
     def trunk(self) -> list[nn.Parameter]:
-        """The parameters that the raster target has, too."""
+        """The parameters that the raster target also has."""
         new = ("branch_", "gate_", "first_gate")
         return [p for name, p in self.named_parameters() if not name.startswith(new)]
 
     def steps(self, device: torch.device) -> Tensor:
-        """The step (T,) int64 of every cell in raster order, r + c."""
+        """The step r + c of every cell, (T,) int64 in raster order."""
         cell = torch.arange(self.length, device=device)
         return cell // self.width + cell % self.width
 
     @cached_property
     def order(self) -> GroupOrder:
-        """Anti-diagonals, each from its upper right cell on."""
+        """Anti-diagonals, each starting at its upper right cell."""
         steps = [row + column for row in range(self.width) for column in range(self.width)]
         cells = sorted(range(self.length), key=steps.__getitem__)
         sizes = tuple(steps.count(step) for step in range(2 * self.width - 1))
         return GroupOrder(torch.tensor([cells]), sizes, whole=True)
 
     def horizontal(self, h: Tensor) -> Tensor:
-        """Logits (..., V) of the cell at the right, by the target's own head."""
+        """Logits (..., V) of the cell to the right, by the target's head."""
         return super().head(h)
 
     def vertical(self, v: Tensor) -> Tensor:
@@ -104,8 +106,8 @@ class FlashAR(LlamaGen):
         return linear(v, self.branch_output.weight)
 
     def gated(self, h: Tensor, v: Tensor, cells: Tensor) -> Tensor:
-        """What predicts `cells` (n,) or (R, n) int64, (R, n, 2 * dim + 1): h of the cells at the left, v of the cells
-        above, (R, n, dim) each, and the gate. A state of a cell that does not exist is zero."""
+        """The states that predict `cells` (n,) or (R, n) int64: (R, n, 2 * dim + 1) with h of the left cells, v of the
+        upper cells, both (R, n, dim), and the gate. The state of a cell that does not exist is zero."""
         row, column = (cells // self.width).unsqueeze(-1), (cells % self.width).unsqueeze(-1)
         inner = silu(linear(torch.cat([h, v], -1), self.gate_hidden.weight, self.gate_hidden.bias))
         g = sigmoid(linear(inner, self.gate_output.weight, self.gate_output.bias))
@@ -114,13 +116,13 @@ class FlashAR(LlamaGen):
         return torch.cat([h, v, g.to(h.dtype)], -1)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Fused logits (..., V) of what `gated` returns."""
+        """Fused logits (..., V) of the states that `gated` returns."""
         h, v, g = hidden.split((self.cfg.dim, self.cfg.dim, 1), -1)
         return g * self.horizontal(h) + (1 - g) * self.vertical(v)
 
     def all_cells(self, prefix: Prefix, tokens: Tensor) -> Tensor:
-        """What predicts every cell in raster order, for `gated`: (R, T, 2 * dim + 1) of tokens (R, T) or (R, T - 1),
-        in one pass without a cache, with gradients where they are enabled."""
+        """The states (see `gated`) that predict all cells in raster order: (R, T, 2 * dim + 1) from tokens (R, T) or
+        (R, T - 1). One pass without a cache, with gradients if they are enabled."""
         before, cells = len(prefix), self.length - 1  # no cell depends on the last one
         x = torch.cat([prefix.inputs, self.tok_embeddings(tokens[:, :cells])], 1)
         positions = torch.arange(before + cells, device=x.device)
@@ -133,9 +135,9 @@ class FlashAR(LlamaGen):
         h, entry = self.hidden(x, rope, mask, None, None).chunk(2, -1)
         image = run_blocks(self.branch_layers, entry[:, before:], rope[:, before:], mask[..., before:, before:])
         v = self.branch_norm(torch.cat([entry[:, before - 1 : before], image], 1))
-        every = torch.arange(self.length, device=x.device)
-        left, above = self.neighbours(every)
-        return self.gated(_entries(h[:, before - 1 :], left + 1), _entries(v, above + 1), every)
+        all_cells = torch.arange(self.length, device=x.device)
+        left, above = self.neighbours(all_cells)
+        return self.gated(_entries(h[:, before - 1 :], left + 1), _entries(v, above + 1), all_cells)
 
     @property
     def cache_layers(self) -> int:
@@ -146,26 +148,26 @@ class FlashAR(LlamaGen):
         branch = [self.branch_layers, self.branch_norm, self.branch_output]
         return [*super().pass_weights, *branch, self.gate_hidden, self.gate_output]
 
-    def at_fronts(
-        self, session: LanguageSession, x: Tensor, rope: Tensor, mask: TreeMask, slots: Tensor, fronts: Any
+    def hidden_at_positions(
+        self, session: LanguageSession, x: Tensor, rope: Tensor, mask: TreeMask, slots: Tensor, parallel: Any
     ) -> Tensor:
-        """As `gated`, of the targets of fronts, whose nodes are the cells of the step before, or the end of the
+        """See `gated`, for the next positions. The nodes are the cells of the previous step, or the end of the
         prefix."""
         h, entry = self.hidden(x, rope, mask, session.cache, slots).chunk(2, -1)
         image = mask.among[..., 1:]
-        alone = ~image.any(-1, keepdim=True)  # before the first cell: what is computed there, nothing reads
+        alone = ~image.any(-1, keepdim=True)  # nodes before the first cell, whose results are not read
         among = torch.cat([mask.among[..., :1] & alone, image], -1)
         cells = TreeMask(mask.root, mask.root, among)  # nothing before the end of the prefix
         branch = run_blocks(self.branch_layers, entry, rope, cells, session.cache.after(len(self.layers)), slots)
-        fed, targets = fronts.slots.flatten(1), fronts.next_positions
+        fed, targets = parallel.slots.flatten(1), parallel.next_positions
         at_end = session.both(fed < 0).unsqueeze(-1)
         v = self.branch_norm(torch.where(at_end, entry, branch))
         left, above = (session.both(_index(fed, cell)) for cell in self.neighbours(targets))
         return self.gated(_entries(h, left), _entries(v, above), session.both(targets))
 
     def neighbours(self, cells: Tensor) -> tuple[Tensor, Tensor]:
-        """The left and the upper neighbours of cells (...) int64; -1, the last position of the prefix, of cell 0; -2
-        where there is no such cell."""
+        """The left and the upper neighbours of cells (...) int64. -1: the last position of the prefix, for cell 0; -2:
+        no such cell exists."""
         row, column, first = cells // self.width, cells % self.width, cells == 0
         left = torch.where(first | (column > 0), cells - 1, -2)
         above = torch.where(row > 0, cells - self.width, torch.where(first, -1, -2))
@@ -173,12 +175,12 @@ class FlashAR(LlamaGen):
 
 
 def _index(fed: Tensor, cells: Tensor) -> Tensor:
-    """Where each of `cells` (B, n) is among the cells `fed` (B, m), (B, n); -1 where it is not."""
+    """The index (B, n) of each of `cells` (B, n) among the cells `fed` (B, m); -1 if it is not among them."""
     same = fed.unsqueeze(1) == cells.unsqueeze(2)
     return torch.where(same.any(-1), same.int().argmax(-1), -1)
 
 
 def _entries(x: Tensor, index: Tensor) -> Tensor:
-    """Entries `index` (n,) or (R, n) of x (R, m, dim), zero where it is negative."""
-    at = index.expand(len(x), -1)
-    return take(x, at.clamp_min(0)) * (at >= 0).unsqueeze(-1)
+    """Entries `index` (n,) or (R, n) of x (R, m, dim); zero where the index is negative."""
+    index = index.expand(len(x), -1)
+    return take(x, index.clamp_min(0)) * (index >= 0).unsqueeze(-1)

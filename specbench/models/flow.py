@@ -20,11 +20,14 @@ from specbench.models.denoiser import waves
 
 @dataclass(frozen=True)
 class FlowSampler:
-    """steps K: evaluations of the head for a token. From time 0 to 1 they are equally long; with `last_step` above 0,
-    K - 1 lead to 1 - last_step, and one of that length follows. `shift` s makes t / (s - (s - 1) t) of the time t at
-    which each step starts. level: of the noise. None: g = 2 (1 - t), as NextStep-1 and 1.1 are published; a number:
-    g = level^2 (1 - t) / t, as of Flow-GRPO, where the divisor is the length of the last step instead of t = 0. noisy:
-    the last step adds noise, too; without, it is the deterministic x + v d."""
+    """Steps of a token from time 0 to 1.
+
+    steps: K evaluations of the head, with equally long steps. last_step: if above 0, the length of the last step; the
+    first K - 1 steps lead to time 1 - last_step. shift: s replaces the start t of each step by t / (s - (s - 1) t).
+    level: of the noise. None: g = 2 (1 - t), as published for NextStep-1 and 1.1; a number: g = level^2 (1 - t) / t, as
+    in Flow-GRPO; at t = 0 the divisor is the length of the last step. noisy: whether the last step adds noise; without
+    noise it is x + v d.
+    """
 
     steps: int
     shift: float = 1.0
@@ -37,7 +40,7 @@ class FlowSampler:
             raise UsageError(f"a flow head samples in 2 steps or more (got {self.steps}); 28 is NextStep-1.1's default")
 
     def times(self) -> Tensor:
-        """(K + 1,) float64 on the CPU, rising: where each step starts, and the end."""
+        """The start of each step, and the end: (K + 1,) float64 on the CPU, increasing."""
         end = 1 - self.last_step if self.last_step else 1 - 1 / self.steps
         t = torch.linspace(0, end, self.steps, dtype=torch.float64, device="cpu")
         t = t / (self.shift - (self.shift - 1) * t)
@@ -46,7 +49,7 @@ class FlowSampler:
 
 @dataclass(frozen=True)
 class FlowSteps:
-    """Constants (K, 1) of each step, index 0 the last one: the next state's mean is keep x + pull v, and its log
+    """Constants (K, 1) of the steps; index 0 is the last step. The next state has the mean keep x + pull v and this log
     variance. sinusoids (K, 256): of the times."""
 
     keep: Tensor
@@ -60,19 +63,19 @@ class FlowSteps:
 
 @lru_cache(maxsize=64)
 def flow_steps(sampler: FlowSampler, device: torch.device, dtype: torch.dtype) -> FlowSteps:
-    """On a device, in float32; dtype: of the head, to which the official code rounds its times."""
+    """The constants on a device, in float32. dtype: of the head; the official code rounds its times to it."""
     with torch.inference_mode(False):
         times = sampler.times()
         t, d = times[:-1], times.diff()
         if sampler.level is None:
             g = 2 * (1 - t)
         else:
-            apart = torch.where(t == 0, 1 - t[-1], t)  # as the official code avoids a division by zero
-            g = sampler.level**2 * (1 - t) / apart
+            divisor = torch.where(t == 0, 1 - t[-1], t)  # avoids a division by zero like the official code
+            g = sampler.level**2 * (1 - t) / divisor
         drifting = g.clone()
         if not sampler.noisy:
             drifting[-1] = 0
-        half = drifting * d / (2 * (1 - t))  # the score's share: (t v - x) times this
+        half = drifting * d / (2 * (1 - t))  # factor of (t v - x), the contribution of the score
         columns = (1 - half, d + half * t, (g * d).log())
         keep, pull, log_variance = (x.flip(0)[:, None].to(device, torch.float32) for x in columns)
         sinusoids = waves(t.flip(0).to(dtype)).to(device)
@@ -80,5 +83,5 @@ def flow_steps(sampler: FlowSampler, device: torch.device, dtype: torch.dtype) -
 
 
 def forget_tables() -> None:
-    """Drop the tables that are computed once: those made on fake tensors hold no numbers."""
+    """Drop the cached tables, because tables made with fake tensors have no numbers."""
     flow_steps.cache_clear()

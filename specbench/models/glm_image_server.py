@@ -1,4 +1,4 @@
-"""The autoregressive stage of GLM-Image on a server of its own, which SGLang's diffusion server asks.
+"""The autoregressive stage of GLM-Image on a separate server, which SGLang's diffusion server calls.
 
 Sources: sgl-project/sglang, multimodal_gen, stages/model_specific_stages/glm_image.py and its unit test (the request,
 and `meta_info` in the answer); huggingface/transformers, models/glm_image (prompt and grids).
@@ -20,11 +20,11 @@ from specbench.storage.images_client import Answer, Reply, RequestError
 
 
 class GLMImageAR:
-    """The AR server of GLM-Image that SGLang's diffusion server asks (`--srt-encoder-url`), asked instead of it.
+    """Calls GLM-Image's AR server directly, instead of SGLang's diffusion server (`--srt-encoder-url`).
 
-    The request holds ids and not text, since the server applies no chat template, and both grids, since its positions
-    are two-dimensional. Temperature and top-p are always sent. With `ignore_eos` the number of ids is fixed: a
-    preview of h w tokens, the image's H W tokens, and one for the end.
+    The request contains ids instead of text, because the server applies no chat template, and both grids, because its
+    positions are two-dimensional. Temperature and top-p are always sent. With `ignore_eos`, the number of ids is fixed:
+    a preview of h w tokens, the image's H W tokens, and one for the end.
     """
 
     path = "/generate"
@@ -32,7 +32,7 @@ class GLMImageAR:
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         self.cfg = cfg
-        width, height = _sides(cfg["image_size"])  # which are rounded up
+        width, height = _sides(cfg["image_size"])  # rounded up below
         preview, (self.rows, self.columns) = grids(height + PATCH - 1, width + PATCH - 1)
         self.preview = math.prod(preview)
         self._processor = _read_processor(cfg["processor"])
@@ -42,7 +42,7 @@ class GLMImageAR:
         if cfg["processor"] is None:
             raise UsageError("processor= must be the folder `processor` of the model's repository: its chat template")
         if cfg["metrics"]:
-            raise UsageError(f"engine={cfg['engine']} has codes and no images to score: leave metrics= out")
+            raise UsageError(f"engine={cfg['engine']} has codes, but no images to score: leave out metrics=")
         if min(_sides(cfg["image_size"])) < PATCH:
             raise UsageError(f"image_size must have sides of at least {PATCH} pixels (got {cfg['image_size']})")
 
@@ -67,30 +67,30 @@ class GLMImageAR:
         }
 
     def read(self, answer: Answer) -> Reply:
-        ids, meta = answer.content.get("output_ids"), object_at(answer.content, "meta_info")
+        ids, metadata = answer.content.get("output_ids"), object_at(answer.content, "meta_info")
         if not isinstance(ids, list) or not all(type(token) is int for token in ids):
             raise RequestError("the answer has no output_ids", again=False)
         size = self.rows * self.columns
-        wanted = self.preview + size
-        if len(ids) not in (wanted, wanted + 1):
+        expected = self.preview + size
+        if len(ids) not in (expected, expected + 1):
             raise RequestError(
                 f"the answer has {len(ids)} ids instead of {self.preview} of a preview and {size} of the image",
                 again=False,
             )
-        if (told := meta.get("completion_tokens")) is not None and told != len(ids):
-            raise RequestError(f"the answer has {len(ids)} ids and reports {told}", again=False)
-        if foreign := [token for token in ids[:wanted] if not 0 <= token < CODES]:
+        if (reported := metadata.get("completion_tokens")) is not None and reported != len(ids):
+            raise RequestError(f"the answer has {len(ids)} ids and reports {reported}", again=False)
+        if foreign := [token for token in ids[:expected] if not 0 <= token < CODES]:
             raise RequestError(
-                f"{len(foreign)} of {wanted} ids are no codes (the first is {foreign[0]}; codes are below {CODES})",
+                f"{len(foreign)} of {expected} ids are no codes (the first is {foreign[0]}; codes are below {CODES})",
                 again=False,
             )
-        codes = np.array(ids[self.preview : wanted]).reshape(self.rows, self.columns)
-        latency = meta.get("e2e_latency")
+        codes = np.array(ids[self.preview : expected]).reshape(self.rows, self.columns)
+        latency = metadata.get("e2e_latency")
         return Reply(image_files.code_map(codes), codes, len(ids), positive(latency, below=1e6))
 
 
 def _read_processor(folder: str) -> Any:
-    """transformers' processor of GLM-Image. UsageError where it cannot be read."""
+    """transformers' processor of GLM-Image. Raises UsageError if it cannot be read."""
     try:
         from transformers import AutoProcessor
 

@@ -1,6 +1,6 @@
 """LlamaGen: a Llama over a prefix (caption features, or one class) and a square grid of image tokens.
 
-Tensor names are those of the official `t2i_XL_stage*.pt` and `c2i_*.pt`. Facts: reference README (1) to (9).
+Tensor names are as in the official `t2i_XL_stage*.pt` and `c2i_*.pt`. Facts: reference README (1) to (9).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LlamaGenConfig:
 
     @property
     def prefix_length(self) -> int:
-        """Positions of the prefix in a session, which pads it to two."""
+        """Positions of the prefix in a session, which pads it to at least two."""
         return max(2, self.cls_token_num)
 
     @property
@@ -110,20 +110,20 @@ class LlamaGen(Language):
         init_weights(self)
 
     def rope(self, positions: int, prefix: int) -> Tensor:
-        """A position's row does not depend on the padding: the prefix has none."""
+        """The rows do not depend on padding, because positions of the prefix are not rotated."""
         c = self.cfg
         extra = max(0, positions - c.prefix_length - c.block_size)
         return grid_rotary(c.side, self.block.head_dim, c.prefix_length, extra, c.rope_base)
 
     def condition(self, conditioning: Conditioning | ClassConditioning, guided: bool) -> Prefix:
-        """Guidance appends the unconditional rows: under the same padding mask as the conditional ones (reference
-        README (4)), or of the class that means none."""
+        """Guidance appends unconditional rows: with the padding mask of the conditional rows (reference README (4)), or
+        with the class that means no class."""
         if isinstance(conditioning, ClassConditioning):
             assert isinstance(self.cls_embedding, LabelEmbedder)
             classes = conditioning.classes[:, None]
             if guided:
                 classes = torch.cat([classes, torch.full_like(classes, self.cfg.num_classes)])
-            # a session's padding is added here, so that positions count alike without a session
+            # add a session's padding here, so that positions are the same without a session
             x = F.pad(self.cls_embedding.embedding_table(classes), (0, 0, 1, 0))
             valid = F.pad(torch.ones_like(classes, dtype=torch.bool), (1, 0))
         else:

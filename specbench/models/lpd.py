@@ -1,10 +1,10 @@
 """LPD (Zhang et al. 2025, arXiv 2507.01957): groups of tokens in any order, whose queries see each other.
 
-A pass reads the tokens of the last group and one mask token for each token of the next, all with learned position
-embeddings. A token attends to all tokens that exist. A query attends to these and to the queries of its group; its keys
-and values are in the slot of its position until the token itself replaces them.
+A pass reads the tokens of the last group and one mask token (a query) per token of the next group, all with learned
+position embeddings. A token attends to all existing tokens. A query attends to these and to the queries of its group;
+its keys and values are in the slot of its position until the token replaces them.
 
-Sizes, names and masks are facts of mit-han-lab/lpd, models/lpd.py, mask.py and block.py. The blocks are MAR's.
+Sizes, names and masks follow mit-han-lab/lpd, models/lpd.py, mask.py and block.py. The blocks are MAR's.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from specbench.models.transformer import BlockConfig
 
 
 class LPD(Language):
-    """Class-conditional. Of the shape `ffn_hidden` is the width of the feed-forward layers, 4 * dim in the published
-    models. Position embedding 0 is the class's."""
+    """Class-conditional. In the shape, `ffn_hidden` is the width of the feed-forward layers, 4 * dim in the published
+    models. Position embedding 0 is for the class."""
 
     def __init__(self, cfg: LlamaGenConfig) -> None:
         super().__init__()
@@ -68,8 +68,8 @@ class LPD(Language):
 
     def rope(self, positions: int, prefix: int) -> Tensor:
         """Position embeddings (positions, dim), which are added to the inputs instead of a rotation."""
-        at = torch.arange(positions, device=self.pos_embed.device) - (prefix - 1)
-        return self.pos_embed[0, at.clamp(0, self.length)]
+        index = torch.arange(positions, device=self.pos_embed.device) - (prefix - 1)
+        return self.pos_embed[0, index.clamp(0, self.length)]
 
     def hidden(
         self, x: Tensor, rope: Tensor, mask: Tensor | TreeMask, cache: KVCache | None, slots: Tensor | None
@@ -84,17 +84,17 @@ class LPD(Language):
         y: Tensor = self.norm(x)
         return y
 
-    def at_fronts(
-        self, session: LanguageSession, x: Tensor, rope: Tensor, mask: TreeMask, slots: Tensor, fronts: Any
+    def hidden_at_positions(
+        self, session: LanguageSession, x: Tensor, rope: Tensor, mask: TreeMask, slots: Tensor, parallel: Any
     ) -> Tensor:
-        targets, asks = fronts.next_positions, fronts.extends
+        targets, asks = parallel.next_positions, parallel.extends
         count = targets.shape[1]
-        # a query that asks for nothing goes to a slot that nobody attends to
-        own = torch.where(asks, targets, self.length + torch.arange(count, device=x.device))
-        group = torch.zeros_like(mask.among[:, :1]).scatter(2, own.unsqueeze(1) + 1, asks.unsqueeze(1))
-        both = TreeMask(mask.start, mask.root, torch.cat([mask.among, mask.among | group], 1))
+        # an unused query is stored in a slot that is never attended to
+        query_slots = torch.where(asks, targets, self.length + torch.arange(count, device=x.device))
+        group = torch.zeros_like(mask.among[:, :1]).scatter(2, query_slots.unsqueeze(1) + 1, asks.unsqueeze(1))
+        mask_with_queries = TreeMask(mask.start, mask.root, torch.cat([mask.among, mask.among | group], 1))
         before = session.prefix_length
-        at = self.rope_at(session.rope, session.both(targets + before), session.padding)
+        query_rope = self.rope_at(session.rope, session.both(targets + before), session.padding)
         x = torch.cat([x, self.mask_token.expand(len(x), count, -1)], 1)
-        slots = torch.cat([slots, session.both(own + before)], 1)
-        return self.hidden(x, torch.cat([rope, at], 1), both, session.cache, slots)[:, count:]
+        slots = torch.cat([slots, session.both(query_slots + before)], 1)
+        return self.hidden(x, torch.cat([rope, query_rope], 1), mask_with_queries, session.cache, slots)[:, count:]

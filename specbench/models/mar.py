@@ -1,9 +1,9 @@
 """MAR (Li et al. 2024, arXiv 2406.11838): a masked encoder and decoder over continuous tokens, and a diffusion head.
 
-The encoder reads a class and the known tokens, in any order; the decoder gives the condition z of every position for
-the head; the head samples the position's token under z. Parameter names are those of the official checkpoints. Facts:
-reference README (31) to (38), the golden mar and its notes, the manifests of mar_base, mar_large and mar_huge; the
-training of MAR is described in the paper and its published configuration.
+The encoder reads a class and the known tokens, in any order. The decoder gives the head's condition z of every
+position, and the head samples the token of the position under z. Parameter names are as in the official checkpoints.
+Facts: reference README (31) to (38), the golden mar and its notes, the manifests of mar_base, mar_large and mar_huge;
+for the training, the paper and its published configuration.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from specbench.models.denoiser import Denoiser, Linear, Sampler, waves
 
 @dataclass(frozen=True)
 class MARConfig:
-    """The defaults are MAR-B's. length: tokens L of an image, a square; token_dim: numbers D of a token; buffer:
-    positions before the tokens that hold the class; steps: of the diffusion head when it samples; limit: the head's
-    estimate of a token's numbers is clamped to plus and minus this (None: not, as officially). The first steps multiply
-    the network's error by hundreds: without a limit it takes long training to stay near the data."""
+    """The defaults are MAR-B's. length: L tokens of an image, a square number; token_dim: D numbers of a token; buffer:
+    positions before the tokens that contain the class; steps: of the diffusion head when it samples; limit: the head's
+    estimate of a token's numbers is clamped to plus or minus this value (None: not clamped, as officially). The first
+    steps multiply the network's error by hundreds: without a limit, only long training keeps samples near the data."""
 
     encoder_dim: int = 768
     encoder_depth: int = 12
@@ -58,7 +58,7 @@ class MARConfig:
         return math.isqrt(self.length)
 
 
-#: Queries, keys and values (R, heads, n, d) -> what attention gives (R, heads, n, d).
+#: Queries, keys and values (R, heads, n, d) -> the result of attention (R, heads, n, d).
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -94,33 +94,33 @@ class MarBlock(nn.Module):
         self.mlp = MLP(dim, int(dim * ratio))
 
     def forward(self, x: Tensor, usable: Tensor | None = None, attend: Attend | None = None) -> Tensor:
-        """usable: keys that are attended to, a mask; attend: instead, attention with a cache."""
+        """usable: mask of the keys that are attended to; attend: attention with a cache, instead of the mask."""
         x = x + self.attn(self.norm1(x), usable, attend)
         return x + self.mlp(self.norm2(x))
 
 
 @lru_cache(maxsize=8)
 def time_waves(device: torch.device) -> Tensor:
-    """Sinusoids (1000, 256) float32 of every trained step."""
+    """Sinusoids (1000, 256) float32 of all trained steps."""
     with torch.inference_mode(False):
         return waves(torch.arange(diffusion.TRAINED_STEPS, device="cpu")).to(device)
 
 
 def forget_tables() -> None:
-    """Drop the tables that are computed once: those made on fake tensors hold no numbers."""
+    """Drop the cached tables, because tables made with fake tensors have no numbers."""
     diffusion.schedule.cache_clear()
     time_waves.cache_clear()
 
 
-def _apply_guidance(both: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Noise and position of the variance, guided, from the network's outputs (2 n, 2 D) with a class and without."""
+def _apply_guidance(outputs: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Guided noise and position of the variance, from the network's outputs (2 n, 2 D) with a class, then without."""
     assert scale is not None
-    (eps, v), (free, _) = (half.chunk(2, -1) for half in both.chunk(2))
-    return free + scale.unsqueeze(-1) * (eps - free), v
+    (eps, v), (unconditional, _) = (half.chunk(2, -1) for half in outputs.chunk(2))
+    return unconditional + scale.unsqueeze(-1) * (eps - unconditional), v
 
 
 class DiffLoss(nn.Module):
-    """Holds the head under its official name."""
+    """The module that contains the head in official files."""
 
     def __init__(self, cfg: MARConfig) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class DiffLoss(nn.Module):
 
 
 class MAR(nn.Module):
-    """Tokens are (R, L, D) in raster order, whatever the order in which they become known."""
+    """Tokens are (R, L, D) in raster order; they can become known in any order."""
 
     def __init__(self, cfg: MARConfig) -> None:
         super().__init__()
@@ -158,8 +158,8 @@ class MAR(nn.Module):
 
     @torch.no_grad()
     def _initialise(self) -> None:
-        """Xavier for matrices, 0.02 for tables and the time embedding, zero for what closes a residual block at first
-        and for the head's output."""
+        """Xavier for matrices, 0.02 for tables and the time embedding, zero for the gates of residual blocks and for
+        the head's output."""
         for name, parameter in self.named_parameters():
             if name.endswith(".bias") or "adaLN" in name or "final_layer" in name:
                 nn.init.zeros_(parameter)
@@ -173,12 +173,13 @@ class MAR(nn.Module):
     # --- conditions of the head ---------------------------------------------------------------------------------------
 
     def conditions(self, tokens: Tensor, known: Tensor, labels: Tensor, most: int | None = None) -> Tensor:
-        """z (R, L, E) of every position, from tokens (R, L, D), of which only those in `known` (R, L) bool are read;
-        labels (R,) int64, of which `classes` means no class.
+        """z (R, L, E) of every position, from tokens (R, L, D). Only the tokens in `known` (R, L) bool are read. labels
+        (R,) int64; the value `classes` means no class.
 
-        A row's z does not depend on the other rows, bit for bit on the CPU without gradients: there all L positions
-        go through the encoder, unknown ones masked. Elsewhere the row with the most known tokens sets the number; with
-        an upper bound `most` from the caller, there is no synchronisation with the device.
+        The z of a row does not depend on the other rows; on the CPU without gradients, this holds bit for bit, because
+        all L positions go through the encoder and unknown ones are masked. Otherwise, the row with the most known
+        tokens sets the number of positions; an upper bound `most` from the caller avoids a synchronisation with the
+        device.
         """
         if tokens.device.type == "cpu" and not torch.is_grad_enabled():
             most = self.cfg.length
@@ -187,12 +188,12 @@ class MAR(nn.Module):
         return self.decode(*self.encode(tokens, known, labels, most))
 
     def encode(self, tokens: Tensor, known: Tensor, labels: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The encoder's output (R, buffer + most, encoder_dim), whose last positions are tokens `order` (R, most)
-        int64, the known ones first, in raster order; `seen` (R, most) bool: those that are known."""
+        """The encoder's output (R, buffer + most, encoder_dim); the tokens `order` (R, most) int64 of its last
+        positions, known tokens first, in raster order; and which of these are known, `seen` (R, most) bool."""
         c = self.cfg
         order = known.int().argsort(dim=1, descending=True, stable=True)[:, :most]
         seen = known.gather(1, order)
-        values = take(tokens, order).masked_fill(~seen.unsqueeze(-1), 0)  # a mask of attention lets NaN pass
+        values = take(tokens, order).masked_fill(~seen.unsqueeze(-1), 0)  # an attention mask does not remove NaN
         none = (labels == c.classes).unsqueeze(-1)
         start = torch.where(none, self.fake_latent, self.class_emb(labels.clamp_max(c.classes - 1)))
         x = torch.cat([start.unsqueeze(1).expand(-1, c.buffer, -1), self.z_proj(values.to(start.dtype))], 1)
@@ -204,7 +205,7 @@ class MAR(nn.Module):
         return self.encoder_norm(x), order, seen
 
     def decode(self, encoded: Tensor, order: Tensor, seen: Tensor) -> Tensor:
-        """z (R, L, E) from what `encode` gives."""
+        """z (R, L, E) from the result of `encode`."""
         c = self.cfg
         x = self.decoder_embed(encoded)
         token = self.mask_token.to(x.dtype)
@@ -220,21 +221,21 @@ class MAR(nn.Module):
     def predict(
         self, x: Tensor, timestep: Tensor, z: Tensor, z_none: Tensor | None = None, scale: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Noise and position of the variance, each (n, D) float32, of x (n, D) at original steps (n,). Guidance
-        applies to the noise alone, u + scale (c - u) (reference README (34))."""
+        """Noise and position of the variance, both (n, D) float32, for x (n, D) at trained steps (n,). Guidance is only
+        applied to the noise: u + scale (c - u) (reference README (34))."""
         net, dtype, timestep = self.diffloss.net, self.mask_token.dtype, time_waves(x.device)[timestep]
         if z_none is None:
             eps, v = net(x.to(dtype), timestep, z.to(dtype)).float().chunk(2, -1)
             return eps, v
-        both = net(torch.cat([x, x]).to(dtype), timestep.repeat(2, 1), torch.cat([z, z_none]).to(dtype)).float()
-        return _apply_guidance(both, scale)
+        outputs = net(torch.cat([x, x]).to(dtype), timestep.repeat(2, 1), torch.cat([z, z_none]).to(dtype)).float()
+        return _apply_guidance(outputs, scale)
 
     def moments(
         self, x: Tensor, index: Tensor, z: Tensor, z_none: Tensor | None = None, scale: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Mean (n, D) and log variance (n, D), float32, of the state after x (n, D) float32 at step `index` (n,) int64
-        of the head, 0 the last one, under z (n, E). With guidance `z_none` (n, E) is z without a class and `scale` (n,)
-        its strength."""
+        """Mean and log variance, both (n, D) float32, of the state after x (n, D) float32 at step `index` (n,) int64 of
+        the head (0 is the last step), under z (n, E). With guidance, `z_none` (n, E) is z without a class and `scale`
+        (n,) the strength."""
         s = diffusion.schedule(self.cfg.steps, x.device)
         return self._moments(x, index, *self.predict(x, s.timestep[index], z, z_none, scale))
 
@@ -262,8 +263,8 @@ class MAR(nn.Module):
     # --- training -----------------------------------------------------------------------------------------------------
 
     def head_loss(self, x0: Tensor, z: Tensor, generator: torch.Generator, repeats: int = 4) -> Tensor:
-        """The mean of the noise's squared error and the bound's term for the variance, of tokens x0 (n, D), as they are
-        sampled, under z (n, E). Each is noised `repeats` times, to steps of their own."""
+        """The mean, over sampled tokens x0 (n, D) under z (n, E), of the noise's squared error plus the bound's term
+        for the variance. A token is noised `repeats` times, to different steps."""
         x0, z = x0.repeat(repeats, 1), z.repeat(repeats, 1)
         s = diffusion.schedule(diffusion.TRAINED_STEPS, x0.device)
         drawn = torch.rand(len(x0), generator=generator, device=generator.device).to(x0.device)
@@ -275,8 +276,9 @@ class MAR(nn.Module):
 
 
 def masks(count: int, length: int, generator: torch.Generator, least: float = 0.7, spread: float = 0.25) -> Tensor:
-    """Masks (count, length) bool for training, on the generator's device: one share of tokens for all, drawn from a
-    normal distribution of mean 1 and this spread between `least` and 1, at random positions of each."""
+    """Masks (count, length) bool for training, on the generator's device. All rows have the same share of masked
+    tokens, drawn from a normal distribution with mean 1 and this spread, between `least` and 1. Positions are
+    random."""
     device = generator.device
     low, high = (torch.special.ndtr(torch.tensor(x, device=device)) for x in ((least - 1) / spread, 0.0))
     share = 1 + spread * torch.special.ndtri(low + (high - low) * torch.rand((), generator=generator, device=device))

@@ -1,4 +1,4 @@
-"""Sampling from a MAR: guidance, its schedule over the iterations, and the session of the decode loop."""
+"""Sampling from a MAR: guidance, its schedule over the iterations, and the decoding session."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GUIDANCE = ("linear", "constant")
 
 @dataclass(frozen=True)
 class Guided:
-    """A MAR with its guidance: strength `scale`, 1 is none, with the schedule `kind`."""
+    """A MAR with its guidance: strength `scale` (1: no guidance) and schedule `kind`."""
 
     model: MAR
     scale: float = 1.0
@@ -27,22 +27,22 @@ class Guided:
 
     @property
     def length(self) -> int:
-        """Tokens of an image."""
+        """Number of tokens of an image."""
         return self.model.cfg.length
 
     @property
     def dim(self) -> int:
-        """Numbers of a token."""
+        """Number of values of a token."""
         return self.model.cfg.token_dim
 
     @property
     def steps(self) -> int:
-        """Steps in which the head samples a token."""
+        """Number of steps in which the head samples a token."""
         return self.model.cfg.steps
 
     @property
     def halves(self) -> int:
-        """Rows of an image: with a class and, under guidance, without."""
+        """Rows per image: one with the class and, with guidance, one without."""
         return 1 if self.scale == 1 else 2
 
     @property
@@ -51,16 +51,16 @@ class Guided:
         return self.model.diffloss.net
 
     def pass_layers(self) -> list[nn.Module]:
-        """The layers whose weights a pass reads before the head."""
+        """The layers, except the head, whose weights a pass reads."""
         m = self.model
         return [m.z_proj, m.decoder_embed, *m.encoder_blocks, *m.decoder_blocks]
 
     def pass_positions(self, nodes: int) -> int:
-        """Positions of a row that a pass computes for so many tokens: a copy of the image for each."""
+        """Positions per row that a pass computes for `nodes` tokens: one copy of the image per token."""
         return nodes * (self.model.cfg.buffer + self.length)
 
     def open(self, conditioning: Tensor, rows: int) -> MarSession:
-        """For `rows` images, of classes (rows,) int64."""
+        """A session for `rows` images of classes (rows,) int64."""
         if len(conditioning) != rows:
             raise ValueError(f"{len(conditioning)} classes for {rows} rows")
         return MarSession(self, conditioning)
@@ -69,13 +69,13 @@ class Guided:
 class MarSession:
     """A batch of images of classes `labels` (B,) int64, for the decode loop.
 
-    With guidance a condition holds z, z without a class, and the strength.
+    With guidance, a condition contains z, z without a class, and the strength.
     """
 
     causal = False
 
     def __init__(self, guided: Guided, labels: Tensor) -> None:
-        self.guided, self.labels = guided, labels.clone()  # they are overwritten with another batch's
+        self.guided, self.labels = guided, labels.clone()  # a copy, because it is overwritten with another batch
 
     def buffers(self) -> Buffers:
         """See `ContinuousSession`."""
@@ -84,9 +84,12 @@ class MarSession:
     def condition(
         self, tokens: Tensor, known: Tensor, row: Tensor, positions: Tensor, done: Tensor, most: int
     ) -> Tensor:
-        """(R, n, E) or with guidance (R, n, 2 E + 1) float32, for the positions (R, n) int64 of R copies of images
-        `row` (R,), whose tokens (R, L, D) are known where `known` (R, L) bool is true, at most `most` of a copy; done
-        (R, n) int64: the tokens known before the last one that the position's iteration draws."""
+        """Conditions (R, n, E), or with guidance (R, n, 2 E + 1), float32, of the positions (R, n) int64 of R copies of
+        images; row (R,): the image of each copy.
+
+        tokens (R, L, D) are read where `known` (R, L) bool is true, at most `most` per copy. done (R, n) int64: the
+        number of tokens that are known before the last token of the position's iteration.
+        """
         g, labels = self.guided, self.labels[row]
         if g.scale == 1:
             return take(g.model.conditions(tokens, known, labels, most), positions).float()
@@ -96,19 +99,19 @@ class MarSession:
         return torch.cat([*take(z, positions.repeat(2, 1)).float().chunk(2), strength.unsqueeze(-1)], -1)
 
     def moments(self, x: Tensor, index: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log variance, each (n, D) float32, of the states after x (n, D) at steps (n,) int64 of the head,
-        under conditions z (n, ...) as of `condition`."""
+        """Mean and log variance, both (n, D) float32, of the states after x (n, D) at steps (n,) int64 of the head,
+        under conditions z (n, ...) of `condition`."""
         if self.guided.scale == 1:
             return self.guided.model.moments(x, index, z)
         return self.guided.model.moments(x, index, *self._halves(z))
 
     @property
     def head(self) -> Guided:
-        """What `sampler` computes with, apart from z."""
+        """The parameters of `sampler`, apart from z."""
         return self.guided
 
     def sampler(self, z: Tensor) -> Sampler:
-        """`moments` of all states at one step, from the last one down, under fixed conditions z (n, ...)."""
+        """`moments` of all states at one step, from the last step down to 0, under fixed conditions z (n, ...)."""
         return self.guided.model.sampler(z) if self.guided.scale == 1 else self.guided.model.sampler(*self._halves(z))
 
     @staticmethod
@@ -118,10 +121,10 @@ class MarSession:
 
 
 def guidance(scale: float, kind: str, done: Tensor, length: int) -> Tensor:
-    """Strengths float32, shaped like `done` int64: the tokens that are known when the iteration is over.
+    """Strengths float32, in the shape of `done` int64: the number of known tokens after the iteration.
 
-    "constant", or "linear": growing from 1 with the share of known tokens. The last iteration counts one token as
-    unknown, as MAR does (reference README (32), (33)).
+    kind: "constant", or "linear": increasing from 1 with the share of known tokens. As in MAR, the last iteration
+    counts one token as unknown (reference README (32), (33)).
     """
     if kind not in GUIDANCE:
         raise UsageError(f"a guidance schedule '{kind}' is unknown (choose from: {', '.join(GUIDANCE)})")

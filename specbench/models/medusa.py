@@ -1,7 +1,7 @@
-"""Medusa heads (Cai et al. 2024): one residual block and one linear layer each, on the target's hidden state.
+"""Medusa heads (Cai et al. 2024): a residual block and a linear layer per head, on the target's hidden state.
 
 Head k (from 0) reads the hidden state from which the target predicts a token, and predicts the token k + 1 positions
-ahead. Tensor names are those of Medusa's released heads, under `medusa_head`.
+ahead. Tensor names are as in Medusa's released heads, under `medusa_head`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class MedusaBlock(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.linear = nn.Linear(dim, dim)
-        nn.init.zeros_(self.linear.weight)  # a head starts as the target's own
+        nn.init.zeros_(self.linear.weight)  # a new head equals the target's
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class MedusaNetwork(nn.Module):
 
 
 def like_target(target: Language, heads: int = 5) -> MedusaNetwork:
-    """Heads for this target, each starting as the target's own output layer, where that reads hidden states."""
+    """Heads for this target. They start as copies of the target's output layer, if it reads hidden states."""
     medusa = MedusaNetwork(MedusaConfig(target.block.dim, target.vocab_size, heads))
     with torch.no_grad():
         for name, parameter in medusa.named_parameters():
@@ -81,7 +81,7 @@ class MedusaLoader(NetworkLoader[MedusaNetwork]):
         return (network.cfg.dim, network.cfg.vocab_size) == (self.target.block.dim, self.target.vocab_size)
 
     def read_official(self, path: Path) -> MedusaNetwork:
-        """From Medusa's released layout. Of each head's output the rows of image tokens are kept."""
+        """From Medusa's released layout. Only the rows of image tokens are kept of each head's output."""
         source = official.open_source(path)
         tops = [n for n in source.tensors if n.endswith(".1.weight")]
         cfg = MedusaConfig(self.target.block.dim, self.target.vocab_size, max(1, len(tops)))

@@ -30,8 +30,8 @@ GUIDANCE = ("constant", "linear")
 
 @dataclass(frozen=True)
 class NextStepConfig(UnifiedConfig):
-    """The Transformer, whose sizes are Qwen2.5's, and: side: tokens in a row and in a column of the image; token_dim:
-    numbers D of a token; head_width, head_depth: of the head."""
+    """The Transformer, with Qwen2.5's sizes. side: tokens per row and per column of the image; token_dim: D numbers of
+    a token; head_width, head_depth: of the head."""
 
     rope_base: float = 1e6
     qkv_bias: bool = True
@@ -42,7 +42,7 @@ class NextStepConfig(UnifiedConfig):
 
 
 class FlowHead(nn.Module):
-    """Holds the head under its official name."""
+    """The module that contains the head in official files."""
 
     def __init__(self, cfg: NextStepConfig) -> None:
         super().__init__()
@@ -67,9 +67,9 @@ class NextStep(Prompted):
 
 @dataclass(frozen=True)
 class NextStepTarget:
-    """A NextStep and how tokens are sampled. scale: guidance of the velocity, 1 is none; kind: "constant", or "linear":
-    it falls from `scale` for the first token towards 1; use_norm: a sampled token is scaled to mean 0 and variance 1
-    over its numbers, before it is read and decoded (the density is that of the token before)."""
+    """A NextStep with its sampling parameters. scale: guidance of the velocity (1: no guidance); kind: "constant", or
+    "linear": decreasing from `scale` at the first token towards 1; use_norm: before a sampled token is read and
+    decoded, it is scaled to mean 0 and variance 1 over its numbers (the density is of the unscaled token)."""
 
     model: NextStep
     sampling: FlowSampler
@@ -83,22 +83,22 @@ class NextStepTarget:
 
     @property
     def length(self) -> int:
-        """Tokens of an image."""
+        """Number of tokens of an image."""
         return self.model.length
 
     @property
     def dim(self) -> int:
-        """Numbers of a token."""
+        """Number of values of a token."""
         return self.model.cfg.token_dim
 
     @property
     def steps(self) -> int:
-        """Steps in which the head samples a token."""
+        """Number of steps in which the head samples a token."""
         return self.sampling.steps
 
     @property
     def halves(self) -> int:
-        """Rows of an image: with the prompt and, under guidance, with the negative one."""
+        """Rows per image: one with the prompt and, with guidance, one with the negative prompt."""
         return 1 if self.scale == 1 else 2
 
     @property
@@ -107,16 +107,16 @@ class NextStepTarget:
         return self.model.image_head.net
 
     def pass_layers(self) -> list[nn.Module]:
-        """The layers whose weights a pass reads before the head."""
+        """The layers, except the head, whose weights a pass reads."""
         m = self.model
         return [m.image_in_projector, m.layers, m.norm, m.image_out_projector]
 
     def pass_positions(self, nodes: int) -> int:
-        """Positions of a row that a pass computes for so many tokens."""
+        """Positions per row that a pass computes for `nodes` tokens."""
         return nodes
 
     def normed(self, tokens: Tensor) -> Tensor:
-        """Tokens (..., D) as they are read and decoded."""
+        """Tokens (..., D) in the form in which they are read and decoded."""
         return F.layer_norm(tokens, tokens.shape[-1:], eps=1e-6) if self.use_norm else tokens
 
     def strength(self, number: Tensor) -> Tensor:
@@ -134,16 +134,16 @@ class NextStepTarget:
 class NextStepSession:
     """A batch of B images, for the decode loop (`decoding.continuous.sessions.CausalSession`).
 
-    A sequence is the prefix, P positions, and the tokens; the condition of token j is the output of position P - 1 + j.
-    Keys and values of a position are in its slot of the cache. Under guidance a condition holds z, z of the negative
+    A sequence is the prefix (P positions) and the tokens. The condition of token j is the output at position P - 1 + j.
+    Keys and values of a position are in its slot of the cache. With guidance, a condition contains z, z of the negative
     prompt, and the strength.
     """
 
     causal = True
 
     def __init__(self, guided: NextStepTarget, conditioning: Prompts) -> None:
-        self.guided, model, both = guided, guided.model, guided.scale != 1
-        self.trunk = LanguageSession(model, model.condition(conditioning, both), both, 1)
+        self.guided, model, guides = guided, guided.model, guided.scale != 1
+        self.trunk = LanguageSession(model, model.condition(conditioning, guides), guides, 1)
         self.rows = len(conditioning)
 
     def buffers(self) -> Buffers:
@@ -151,10 +151,10 @@ class NextStepSession:
         return within("trunk", self.trunk.buffers())
 
     def following(self, tokens: Tensor, row: Tensor, first: Tensor, count: int, changed: int) -> Tensor:
-        """See `CausalSession`: z (A, count, E), or under guidance (A, count, 2 E + 1), float32.
+        """See `CausalSession`: z (A, count, E), or with guidance (A, count, 2 E + 1), float32.
 
-        It reads the same number of consecutive positions for every image, earlier ones where the last ones would lie
-        beyond the image's end. Images that are not in `row` are finished: what is written for them is never read.
+        It reads the same number of consecutive positions for every image; it starts earlier if the last ones would be
+        beyond the image's end. Images that are not in `row` are finished: the values written for them are never read.
         """
         before, all_rows = self.trunk.prefix_length, len(row) == self.rows
         if not all_rows:
@@ -179,20 +179,20 @@ class NextStepSession:
         x = trunk.both(model.image_in_projector(values.to(model.norm.weight.dtype)))
         text = take(trunk.prefix.inputs, trunk.both(positions.clamp_max(before - 1)))
         x = torch.where(trunk.both(positions < before).unsqueeze(-1), text, x)
-        at = trunk.both(positions)
-        return trunk.feed(x, at, at, TreeMask.chain(trunk.padding[:, 0], at))
+        row_positions = trunk.both(positions)
+        return trunk.feed(x, row_positions, row_positions, TreeMask.chain(trunk.padding[:, 0], row_positions))
 
     # --- the head -----------------------------------------------------------------------------------------------------
 
     @property
     def head(self) -> NextStepTarget:
-        """What `sampler` computes with, apart from z."""
+        """The parameters of `sampler`, apart from z."""
         return self.guided
 
     def moments(self, x: Tensor, index: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """See `ContinuousSession`."""
         s, net = self._steps(x.device), self.guided.net
-        states, conditions, scale = self._both(x, z)
+        states, conditions, scale = self._split_condition(x, z)
         sinusoids = s.sinusoids[index].repeat(self.guided.halves, 1)
         dtype = net.input_proj.weight.dtype
         out = net(states.to(dtype), sinusoids, conditions.to(dtype)).float()
@@ -201,7 +201,7 @@ class NextStepSession:
     def sampler(self, z: Tensor) -> Sampler:
         """See `ContinuousSession`."""
         s = self._steps(z.device)
-        _, conditions, scale = self._both(z[:, :0], z)
+        _, conditions, scale = self._split_condition(z[:, :0], z)
         output = self.guided.net.along(s.sinusoids, conditions)
 
         def step(x: Tensor, t: int) -> tuple[Tensor, Tensor]:
@@ -213,8 +213,8 @@ class NextStepSession:
     def _steps(self, device: torch.device) -> FlowSteps:
         return flow_steps(self.guided.sampling, device, self.guided.net.input_proj.weight.dtype)
 
-    def _both(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """States, conditions of both halves and the strength, of conditions z (n, ...): see `following`."""
+    def _split_condition(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """States and conditions of both halves, and the strength, from conditions z (n, ...); see `following`."""
         if self.guided.halves == 1:
             return x, z, None
         half = z.shape[-1] // 2
@@ -222,11 +222,11 @@ class NextStepSession:
 
 
 def _velocity(out: Tensor, scale: Tensor | None) -> Tensor:
-    """The guided velocity (n, D) of the network's outputs, of both halves under guidance."""
+    """The guided velocity (n, D), from the network's outputs (with guidance, of both halves)."""
     if scale is None:
         return out
-    v, free = out.chunk(2)
-    return free + scale * (v - free)
+    v, unconditional = out.chunk(2)
+    return unconditional + scale * (v - unconditional)
 
 
 def _moments(x: Tensor, v: Tensor, keep: Tensor, pull: Tensor, log_variance: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
-"""Orders in which a model fills an image that does not go row by row, and how many tokens each pass samples.
+"""Orders in which a model fills an image if not row by row, and the number of tokens that each pass samples.
 
-Sources: ARPG (arXiv 2503.10568; hp-l33/ARPG, models/arpg.py) draws random orders, and its groups follow an arccosine or
-a cosine; LPD (arXiv 2507.01957; orders/ and models/lpd.py of its code) has orders by locality.
+Sources: ARPG (arXiv 2503.10568; hp-l33/ARPG, models/arpg.py) draws random orders; the sizes of its groups follow an
+arccosine or a cosine. LPD (arXiv 2507.01957; orders/ and models/lpd.py of its code) has orders by locality.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class GroupOrder:
 
     @classmethod
     def of(cls, cfg: Mapping[str, Any], side: int) -> GroupOrder:
-        """From flat parameters, of an image of side * side tokens. UsageError for a number of passes that it cannot
-        have."""
+        """From flat parameters, for an image of side * side tokens. Raises UsageError for an impossible number of
+        passes."""
         sizes = group_sizes(side * side, cfg["iterations"], cfg["group_schedule"])
         rng = np.random.default_rng(cfg["order_seed"])
         make: dict[str, Callable[[], np.ndarray]] = {
@@ -44,12 +44,13 @@ class GroupOrder:
 
 
 def group_sizes(length: int, passes: int | None, schedule: str) -> tuple[int, ...]:
-    """Tokens that each pass samples, of an image of `length`; passes None: one token each.
+    """The number of tokens that each pass samples, for an image of `length` tokens. passes = None: one token per pass.
 
-    After pass s of S, "cosine" leaves a share of cos(pi/2 s/S) to be sampled and "arccos" one of 2/pi arccos(s/S), both
-    rounded down; every pass samples a token and leaves one (ARPG; MAR's schedule is the cosine). "lpd" rounds the
-    differences of the cosine to the nearest integer, the first to 1; what the sum lacks is added to the last groups,
-    one token each, or taken from them (our reading: it gives LPD's published lists of 20 and 32 passes).
+    After pass s of S, "cosine" leaves a share of cos(pi/2 s/S) tokens and "arccos" a share of 2/pi arccos(s/S), both
+    rounded down. Every pass samples at least one token and, except the last, leaves at least one (ARPG; MAR's schedule
+    is the cosine). "lpd" rounds the differences of the cosine to the nearest integer; the first group has 1 token. If
+    the sum is not `length`, the last groups are changed by one token each (our choice: it gives LPD's published lists
+    for 20 and 32 passes).
     """
     if passes is None:
         return (1,) * length
@@ -72,23 +73,23 @@ def _rounded(length: int, passes: int) -> tuple[int, ...]:
     if passes > 1:
         sizes[0] = 1
     last = passes
-    while (lacking := length - sum(sizes)) != 0:
+    while (missing := length - sum(sizes)) != 0:
         last = last - 1 if last > 1 else passes - 1
-        sizes[last] += 1 if lacking > 0 else -(sizes[last] > 1)
+        sizes[last] += 1 if missing > 0 else -(sizes[last] > 1)
     return tuple(sizes)
 
 
 def locality_order(side: int, sizes: tuple[int, ...], repulsion: int, rng: np.random.Generator) -> np.ndarray:
-    """An order (T,) by LPD's locality (arXiv 2507.01957), of an image of side * side tokens.
+    """An order (T,) by LPD's locality (arXiv 2507.01957), for an image of side * side tokens.
 
-    The cells of a group are near to what exists and far from each other. A cell's score is the sum of 1 / distance over
-    its eight neighbours that exist. Cells with a score of 1 or more are taken from the highest on, equal ones
-    in a random order, unless one of the group is within `repulsion` rows and columns. The rest of the group are the
-    cells that are farthest from it, one after the other.
+    The cells of a group are near existing cells and far from each other. The score of a cell is the sum of 1 / distance
+    over its existing neighbours (of eight). Cells with a score of at least 1 join the group, highest score first and
+    equal ones in random order, unless a cell of the group is within `repulsion` rows and columns. If the group is not
+    full, the cells that are farthest from it join one after the other.
     """
     cells = np.stack(np.divmod(np.arange(side * side), side), 1)
-    apart = cells[:, None] - cells
-    gap, distance = np.abs(apart).max(-1), np.linalg.norm(apart, axis=-1)
+    offset = cells[:, None] - cells
+    gap, distance = np.abs(offset).max(-1), np.linalg.norm(offset, axis=-1)
     weight = np.where(gap == 1, 1 / np.maximum(distance, 1), 0)
     free, order = np.ones(len(cells), dtype=bool), []
     for size in sizes:
@@ -99,12 +100,12 @@ def locality_order(side: int, sizes: tuple[int, ...], repulsion: int, rng: np.ra
         for cell in ranked[score[ranked] >= 1]:
             if len(group) < size and (gap[cell, group] > repulsion).all():
                 group.append(int(cell))
-        far = distance[:, group].min(1, initial=2 * side)
+        group_distance = distance[:, group].min(1, initial=2 * side)
         while len(group) < size:
-            rest = ranked[~np.isin(ranked, group)]
-            cell = int(rest[far[rest].argmax()])
+            candidates = ranked[~np.isin(ranked, group)]
+            cell = int(candidates[group_distance[candidates].argmax()])
             group.append(cell)
-            far = np.minimum(far, distance[cell])
+            group_distance = np.minimum(group_distance, distance[cell])
         free[group] = False
         order += group
     return np.array(order)

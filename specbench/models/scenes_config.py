@@ -1,4 +1,4 @@
-"""Shapes of the embedded models: what `make train-scenes` trains and `weights=random` builds."""
+"""Shapes of the embedded models, which `make train-scenes` trains and `weights=random` builds."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class WorldConfig:
 
     @property
     def flashar(self) -> FlashARConfig:
-        """The target with branches for its anti-diagonals, of one block."""
+        """The target with branches of one block for anti-diagonals."""
         return FlashARConfig(**asdict(self.target), branch_layers=1)
 
     def text(self, world: str) -> TextConfig:
-        """Builds the vocabulary, which takes a second."""
-        held = worlds.world(world)
-        classes = sum(len(choices) + 1 for choices in held.position_attributes.values())
-        return TextConfig(vocabulary=tuple(held.vocabulary()), classes=classes)
+        """The text encoder's configuration. Building the vocabulary takes a second."""
+        described = worlds.world(world)
+        classes = sum(len(choices) + 1 for choices in described.position_attributes.values())
+        return TextConfig(vocabulary=tuple(described.vocabulary()), classes=classes)
 
 
 WORLDS = {
@@ -58,12 +58,12 @@ WORLDS = {
 
 @dataclass(frozen=True)
 class LatentConfig(VQConfig):
-    """A KL autoencoder's shape and the scale of its tokens, which are latents times it: about unit variance."""
+    """The shape of a KL autoencoder, and the scale of its tokens: latents times this scale have about unit variance."""
 
     scale: float = 1.0
 
 
-#: Three levels down: 8 x 8 tokens of 8 numbers. Wide at low resolution, where it costs least.
+#: Three levels: 8 x 8 tokens of 8 numbers. It is wide at low resolution, where width costs least.
 LATENTS = LatentConfig(
     ch=16,
     ch_mult=(1, 2, 4, 6),
@@ -74,10 +74,10 @@ LATENTS = LatentConfig(
     norm_groups=8,
     attention=False,
 )
-#: Steps of the diffusion head, of the 1000 that it is trained on, that the embedded pair samples with. A token's path
-#: has as many steps: half of MAR's 100 halves the time of every decode, and of every verification.
+#: Steps of the diffusion head in sampling (of 1000 in training) for the embedded pair. The path of a token has as many
+#: steps: half of MAR's 100, which halves the time of decoding and of verification.
 DIFFUSION_STEPS = 50
-TOKEN_LIMIT = 4.0  # of a token's numbers, in standard deviations: hardly any is beyond
+TOKEN_LIMIT = 4.0  # limit of a token's numbers, in standard deviations; hardly any number exceeds it
 _MAR: dict[str, Any] = {"length": 64, "token_dim": LATENTS.codebook_embed_dim, "classes": 40, "buffer": 8}
 _MAR |= {"steps": DIFFUSION_STEPS, "limit": TOKEN_LIMIT}
 MAR_TARGET = MARConfig.even(192, 4, 6, head_depth=3, head_width=256, **_MAR)

@@ -1,7 +1,7 @@
-"""Servers with an images interface: what a request holds, and what is read from its answer.
+"""Servers with an images interface: the fields of a request, and how its answer is read.
 
-A kind is a `storage.images_client.ServerKind`. The file conf/engine/NAME.yaml names it with `implementation:` and
-declares its parameters. It knows nothing of connections, retries and records.
+A kind of server is a `storage.images_client.ServerKind`. The file conf/engine/NAME.yaml names it with `implementation:`
+and declares its parameters. It does not handle connections, retries and records.
 
 Sources of the fields: vllm-project/vllm-omni, entrypoints/openai/protocol/images.py and api_server.py (the request, and
 `metrics` in the answer since July 2026) and what its benchmarks read from `stage_metrics`.
@@ -19,7 +19,7 @@ class ImagesServer:
     """Any server with OpenAI's images interface.
 
     vLLM-Omni and SGLang both read `prompt`, `model`, `n`, `size` ("1024x1024"), `response_format` ("b64_json"; SGLang
-    also "url"), `output_format` ("png"; SGLang's own default is a JPEG) and `seed`.
+    also "url"), `output_format` ("png"; SGLang's default is a JPEG) and `seed`.
     """
 
     path = "/v1/images/generations"
@@ -48,7 +48,7 @@ class ImagesServer:
 
 
 class VLLMOmni(ImagesServer):
-    """vLLM-Omni. `return_stage_metrics` asks for the times of the stages; a version that does not know it ignores it.
+    """vLLM-Omni. `return_stage_metrics` requests the times of the stages; versions that do not know it ignore it.
 
     `metrics` in the answer has `stage_metrics`: {"0": {"stage_gen_time_ms", "num_tokens_out", ...}}, and
     `stage_durations`: {"stage_0_gen_ms", ...}. Both are missing in versions before July 2026.
@@ -69,25 +69,25 @@ class VLLMOmni(ImagesServer):
 def ar_stage(
     stages: Mapping[str, Any], durations: Mapping[str, Any], cfg: Mapping[str, Any]
 ) -> tuple[int | None, float | None]:
-    """Tokens and seconds of the stages that decode tokens; None where the server does not say.
+    """Tokens and seconds of the stages that decode tokens; None for values that the server does not report.
 
-    Without `ar_stage` these are the stages that report tokens of their own. Their number alone does not tell an AR
-    stage from a diffusion stage, so that times without a count of tokens need `ar_stage`.
+    Without `ar_stage`, these are the stages that report a number of tokens. The number of a stage does not say whether
+    it is an AR or a diffusion stage, so times without a number of tokens need `ar_stage`.
     """
     if (number := cfg["ar_stage"]) is not None:
-        mine = object_at(stages, str(number))
-        spent = mine.get("stage_gen_time_ms", durations.get(f"stage_{number}_gen_ms"))
-        return _count(mine.get("num_tokens_out")), _seconds(spent)
+        stage_metrics = object_at(stages, str(number))
+        spent = stage_metrics.get("stage_gen_time_ms", durations.get(f"stage_{number}_gen_ms"))
+        return _count(stage_metrics.get("num_tokens_out")), _seconds(spent)
     decoding = [stage for name in stages if _count((stage := object_at(stages, name)).get("num_tokens_out"))]
     seconds = [_seconds(stage.get("stage_gen_time_ms")) for stage in decoding]
-    known = [s for s in seconds if s is not None]
-    if not decoding or len(known) < len(seconds):
+    reported = [s for s in seconds if s is not None]
+    if not decoding or len(reported) < len(seconds):
         return None, None
-    return sum(int(stage["num_tokens_out"]) for stage in decoding), sum(known)
+    return sum(int(stage["num_tokens_out"]) for stage in decoding), sum(reported)
 
 
 def object_at(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The object under a name of an answer; empty where it has none."""
+    """The object under a name in an answer; empty if it is missing."""
     value = content.get(name)
     return value if isinstance(value, dict) else {}
 

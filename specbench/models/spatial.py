@@ -1,18 +1,18 @@
 """Heads that predict hidden states of the target at other cells of the image, to the right and in the rows below
 (spatially speculative decoding, arXiv 2606.20543).
 
-Every head reads one cell: the hidden state h from which the target drew its token, and the embedding e of that token.
-It joins them, z = [h; e], and predicts
+A head reads one cell: the hidden state h from which the target drew its token, and the embedding e of this token. It
+joins them, z = [h; e], and predicts
 
     a = W z,    h' = a + SwiGLU(RMSNorm(a)),
 
-the hidden state from which the target draws the token of another cell. The target's own head maps h' to the
-distribution of that token. Head k to the right, counted from 0, predicts the cell k + 1 positions ahead in raster
-order. Head j below predicts the cell j + 1 rows below, in the same column.
+the hidden state from which the target draws the token of another cell. The target's head maps h' to the distribution of
+this token. Head k to the right (from 0) predicts the cell k + 1 positions ahead in raster order. Head j below predicts
+the cell j + 1 rows below, in the same column.
 
-No official code was at hand. The shape of a head is from a second-hand account. Our reading: h and h' are hidden states
-after the target's final norm, as for every drafter here; e is the embedding of the token that was drawn from h; the
-width of the SwiGLU; and the loss, which adds a cross-entropy to the smooth L1 distance.
+No official code was available. The shape of a head is from a second-hand description. Our choices: h and h' are hidden
+states after the target's final norm, as for all drafters here; e is the embedding of the token that was drawn from h;
+the width of the SwiGLU; and the loss, which adds a cross-entropy to the smooth L1 distance.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from specbench.models.transformer import BlockConfig, FeedForward, RMSNorm
 
 @dataclass(frozen=True)
 class SpatialConfig:
-    """right, below: heads of each direction; ffn_dim: width of their SwiGLU."""
+    """right, below: number of heads per direction; ffn_dim: width of their SwiGLU."""
 
     dim: int
     ffn_dim: int
@@ -47,7 +47,7 @@ class SpatialHead(nn.Module):
         self.join = nn.Linear(2 * cfg.dim, cfg.dim, bias=False)
         self.norm = RMSNorm(cfg.dim, cfg.norm_eps)
         self.feed_forward = FeedForward(BlockConfig(cfg.dim, 1, 1, cfg.ffn_dim))
-        with torch.no_grad():  # a head starts with the hidden state that it reads
+        with torch.no_grad():  # a new head returns the hidden state that it reads
             self.join.weight.copy_(torch.eye(cfg.dim, 2 * cfg.dim))
             self.feed_forward.w2.weight.zero_()
 
@@ -64,8 +64,8 @@ class SpatialNetwork(nn.Module):
         self.heads = nn.ModuleList(SpatialHead(cfg) for _ in range(cfg.right + cfg.below))  # to the right, then below
 
     def forward(self, cells: Tensor, parts: Sequence[tuple[int, slice]], kernels: Kernels | None = None) -> Tensor:
-        """Predicted hidden states (R, n, dim): for each (head, slice) of `parts` that head's, counted over both
-        directions, at that slice of the cells (R, *, 2 dim)."""
+        """Predicted hidden states (R, n, dim). For each (head, slice) of `parts`: the outputs of this head (counted
+        over both directions) at this slice of the cells (R, *, 2 dim)."""
         return torch.cat([self.heads[head](cells[:, where], kernels) for head, where in parts], 1)
 
 
@@ -86,7 +86,7 @@ class SpatialLoader(NetworkLoader[SpatialNetwork]):
 
 
 class SpatialTraining(Training):
-    """All heads at once, at every position of a sequence; those to the right come first."""
+    """All heads, at every position of a sequence; heads to the right come first."""
 
     network: SpatialNetwork
 
@@ -96,7 +96,9 @@ class SpatialTraining(Training):
 
     def draft(self, batch: Batch, depth: int, generator: torch.Generator | None = None) -> Iterator[DraftLogits]:
         target, right = self.head.target, self.network.cfg.right
-        hidden = batch.hidden[:, batch.valid.shape[1] - 1 :]  # of every position, that from which its token was drawn
+        hidden = batch.hidden[
+            :, batch.valid.shape[1] - 1 :
+        ]  # at each position, the hidden state from which its token was drawn
         embedded = target.tok_embeddings(target.ids(batch.tokens))
         cells = torch.cat([hidden, embedded], -1).to(self.dtype)
         length = cells.shape[1]

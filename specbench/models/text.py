@@ -1,5 +1,5 @@
-"""The text encoder of the embedded worlds: a caption -> a fixed number of feature vectors, in the role that Flan-T5 has
-for LlamaGen."""
+"""The text encoder of the embedded worlds: a caption -> a fixed number of feature vectors. It replaces LlamaGen's
+Flan-T5."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class TextConfig:
     layers: int = 2
     heads: int = 4
     max_words: int = 48
-    tokens: int = 8  # feature vectors a caption
-    classes: int = 1  # outputs of the reader, which only its training needs
+    tokens: int = 8  # feature vectors per caption
+    classes: int = 1  # outputs of the reader, which is only needed in training
 
 
 class TextEncoder(nn.Module):
-    """Words -> features (N, tokens, dim). Trained to let a linear reader of their *mean* recover what a caption
-    puts at every position of the image.
+    """Words -> features (N, tokens, dim). Trained so that a linear reader of their *mean* recovers the attributes at
+    every position of the image.
 
-    The mean, because LlamaGen's prefix keys vanish (`transformer.grid_rotary`): an image token attends evenly to the
-    prefix and receives only a mean of values. By position, because an image token has its position: its object is then
-    one lookup, not two.
+    It is the mean because LlamaGen's prefix keys vanish (`transformer.grid_rotary`): an image token attends evenly to
+    the prefix and only receives a mean of values. Attributes are given by position because an image token knows its
+    position: it then finds its object with one lookup instead of two.
     """
 
     def __init__(self, cfg: TextConfig) -> None:
@@ -48,7 +48,7 @@ class TextEncoder(nn.Module):
         self.reader = nn.Linear(cfg.dim, cfg.classes)
 
     def tokenize(self, captions: list[str]) -> Tensor:
-        """(N, max_words) int64 word ids; unknown words get their own id, captions beyond max_words are cut."""
+        """Word ids (N, max_words) int64. All unknown words have the same id; longer captions are cut off."""
         out = torch.full((len(captions), self.cfg.max_words), PAD)
         for row, caption in enumerate(captions):
             ids = [self.ids.get(w, UNKNOWN) for w in worlds.words(caption)][: self.cfg.max_words]

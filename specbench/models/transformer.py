@@ -1,6 +1,6 @@
-"""The one Llama-shaped Transformer: every autoregressive target and every drafter is a configuration of it.
+"""The Llama-shaped Transformer of all autoregressive targets and drafters, which are configurations of it.
 
-Parameter names are LlamaGen's official ones; q_norm and k_norm are Chameleon's. The module is stateless: caches,
+Parameter names are LlamaGen's official names; q_norm and k_norm are Chameleon's. The module is stateless: caches,
 positions and masks are arguments.
 """
 
@@ -22,10 +22,11 @@ from specbench.engine.ops import Kernels, KVCache, attention, linear, silu
 @dataclass(frozen=True)
 class BlockConfig:
     """rotary: which coordinates of a head form a rotated pair, (2i, 2i + 1) or (i, i + head_dim / 2); qk_norm: rows of
-    the LayerNorm on queries and keys, each serving as many heads (one: shared by all; 0: none), or "rms": one RMSNorm
-    for all heads; norms: whether attention and feed-forward have norms before, after (Chameleon's `swin_norm`) or both
-    (GLM-4); qkv_bias: queries, keys and values have biases; head_size: the width of a head where it is not
-    dim / n_heads; rotated: the coordinates of a head, the first ones in official files, that are rotated (0: all)."""
+    the LayerNorm on queries and keys, where a row is used by equally many heads (1: shared by all; 0: no norm), or
+    "rms": one RMSNorm for all heads; norms: whether attention and feed-forward have norms before, after (Chameleon's
+    `swin_norm`) or both (GLM-4); qkv_bias: whether queries, keys and values have biases; head_size: the width of a head
+    if it is not dim / n_heads; rotated: the number of rotated coordinates of a head, which are the first ones in
+    official files (0: all)."""
 
     dim: int
     n_heads: int
@@ -45,7 +46,7 @@ class BlockConfig:
 
 
 class RMSNorm(nn.Module):
-    """Statistics in float32, cast back, then the weight."""
+    """Normalises in float32, casts back, then multiplies by the weight."""
 
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
@@ -61,9 +62,9 @@ class RMSNorm(nn.Module):
 def grid_rotary(side: int, head_dim: int, prefix: int, extra: int = 0, base: float = 10000.0) -> Tensor:
     """LlamaGen's rotary table (prefix + side*side + extra, head_dim / 2, 2) of (cos, sin), float32.
 
-    The row rotates the first half of the pairs, the column the second. Prefix positions are all zero (cos = sin = 0),
-    so their keys and queries vanish: part of the trained model (reference README (1), (2)). `extra` rows repeat the
-    last cell; they serve draft nodes beyond the image's end, whose results are cut.
+    The row of a cell rotates the first half of the pairs, the column the second half. Prefix positions are all zero
+    (cos = sin = 0), so their keys and queries vanish, as in the trained model (reference README (1), (2)). `extra` rows
+    repeat the last cell, for draft nodes beyond the image's end, whose results are discarded.
     """
     half = head_dim // 2
     freqs = 1.0 / base ** (torch.arange(0, half, 2).float() / half)
@@ -76,9 +77,9 @@ def grid_rotary(side: int, head_dim: int, prefix: int, extra: int = 0, base: flo
 
 
 def rotary_table(positions: Tensor, sections: Sequence[int], head_dim: int, base: float) -> Tensor:
-    """The rotary table (n, head_dim / 2, 2) of (cos, sin), float32, of positions (n, axes): the first sections[0] pairs
-    of a head are rotated by the first coordinate, the next ones by the second, and so on. Pairs beyond the sections
-    stay as they are."""
+    """The rotary table (n, head_dim / 2, 2) of (cos, sin), float32, for positions (n, axes): the first sections[0]
+    pairs of a head are rotated by the first coordinate, the next sections[1] pairs by the second, and so on. Pairs
+    beyond the sections are not rotated."""
     pairs = sum(sections)
     freqs = 1.0 / base ** (torch.arange(0, 2 * pairs, 2).float() / (2 * pairs))
     axis = [number for number, size in enumerate(sections) for _ in range(size)]
@@ -92,8 +93,8 @@ def line_rotary(positions: int, head_dim: int, base: float) -> Tensor:
 
 
 def rope_factors(table: Tensor, rotary: str) -> Tensor:
-    """A rotary table (rows or 1, n, head_dim / 2, 2) as `rotate` takes it, for all heads: complex where pairs are
-    adjacent."""
+    """Converts a rotary table (rows or 1, n, head_dim / 2, 2) to the form of `rotate`, for all heads: complex if pairs
+    are adjacent."""
     return (torch.view_as_complex(table) if rotary == "interleaved" else table).unsqueeze(2)
 
 
@@ -111,7 +112,7 @@ def rotate(x: Tensor, rope_factors: Tensor, rotary: str) -> Tensor:
 
 
 class HeadNorm(nn.Module):
-    """LayerNorm over head_dim with weight and bias (rows, head_dim): a row serves heads / rows consecutive heads
+    """LayerNorm over head_dim with weight and bias (rows, head_dim). A row is used by heads / rows consecutive heads
     (reference README (19))."""
 
     def __init__(self, rows: int, head_dim: int) -> None:
@@ -121,17 +122,20 @@ class HeadNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (rows, n, heads, head_dim)."""
-        each = x.shape[2] // len(self.weight)
-        weight, bias = self.weight.repeat_interleave(each, 0), self.bias.repeat_interleave(each, 0)
+        heads_per_row = x.shape[2] // len(self.weight)
+        weight, bias = self.weight.repeat_interleave(heads_per_row, 0), self.bias.repeat_interleave(heads_per_row, 0)
         return F.layer_norm(x, x.shape[-1:], eps=1e-5) * weight + bias
 
 
 @dataclass(frozen=True)
 class AttentionContext:
-    """What all blocks of a pass share, of R rows of n positions: rope (R or 1, n, head_dim / 2, 2), and its
-    `rope_factors`; mask (R, 1, n, keys) bool, True = may attend, or what is added to the scores, or None: causal over
-    the positions themselves (training); the cache, whose first slots are the keys, and `slots` (R, n) int64, where the
-    keys go. The mask of a decode pass is a `TreeMask` where the cache has fused kernels, which take no other."""
+    """The arguments that all blocks of a pass share, for R rows of n positions.
+
+    rope (R or 1, n, head_dim / 2, 2), and its `rope_factors`; mask (R, 1, n, keys): bool, True = may attend, or numbers
+    that are added to the scores, or None: causal over the positions (training); cache: its first slots are the keys;
+    slots (R, n) int64: where the keys are stored. If the cache has fused kernels, the mask of a decode pass must be a
+    `TreeMask`.
+    """
 
     rows: int
     nodes: int
@@ -176,8 +180,8 @@ class Attention(nn.Module):
 
 
 class QueryAttention(nn.Module):
-    """Attention of queries to the keys and values that a layer of the cache holds; it has none of its own (the second
-    half of ARPG, arXiv 2503.10568)."""
+    """Attention of queries to the keys and values of a layer of the cache. It computes no keys and values (second half
+    of ARPG, arXiv 2503.10568)."""
 
     def __init__(self, cfg: BlockConfig) -> None:
         super().__init__()
@@ -193,7 +197,7 @@ class QueryAttention(nn.Module):
         q = linear(x, self.wq.weight).view(context.rows, context.nodes, -1, c.head_dim)
         q = rotate(q, context.rope_factors, c.rotary).transpose(1, 2)
         keys = None if context.mask is None else context.mask.shape[-1]
-        k, v = (held[:, :, :keys] for held in context.cache.layer(layer))
+        k, v = (stored[:, :, :keys] for stored in context.cache.layer(layer))
         y = attention(q, k, v, context.mask)
         return linear(y.transpose(1, 2).reshape(context.rows * context.nodes, -1), self.wo.weight)
 
@@ -210,19 +214,19 @@ class FeedForward(nn.Module):
         return linear(silu(linear(x, self.w1.weight)) * linear(x, self.w3.weight), self.w2.weight)
 
     def joined(self) -> Tensor:
-        """The weights of w1, then of w3 (2 ffn_dim, dim), in one memory. From then on w1 and w3 are parts of it: one
-        product reads both."""
+        """The weights of w1, then of w3, (2 ffn_dim, dim), in contiguous memory, so that one product reads both. From
+        then on, w1 and w3 are views of it."""
         first, second = self.w1.weight, self.w3.weight
-        behind = first.storage_offset() + first.numel() == second.storage_offset()
-        if not behind or first.untyped_storage()._cdata != second.untyped_storage()._cdata:
-            both = torch.cat([first.detach(), second.detach()])
-            first.data, second.data = both.chunk(2)
+        contiguous = first.storage_offset() + first.numel() == second.storage_offset()
+        if not contiguous or first.untyped_storage()._cdata != second.untyped_storage()._cdata:
+            joined = torch.cat([first.detach(), second.detach()])
+            first.data, second.data = joined.chunk(2)
         return first.detach().as_strided((2 * len(first), first.shape[1]), first.stride())
 
 
 class Block(nn.Module):
-    """Attention and SwiGLU. A norm that the configuration has not is an identity; `input_norm=False` drops the first
-    one (the first layer of an EAGLE drafter)."""
+    """Attention and SwiGLU. A norm that the configuration does not have is an identity. `input_norm=False` drops the
+    first norm (first layer of an EAGLE drafter)."""
 
     def __init__(self, cfg: BlockConfig, input_norm: bool = True, attention: type[nn.Module] = Attention) -> None:
         super().__init__()
@@ -237,8 +241,7 @@ class Block(nn.Module):
         self.attention_after, self.ffn_after = norm(after), norm(after)
 
     def forward(self, x: Any, context: AttentionContext, layer: int) -> Any:
-        """x (N, dim): the positions of all rows, one after the other -> (N, dim). With fused kernels, their `stream` of
-        it."""
+        """x (N, dim): the positions of all rows, concatenated -> (N, dim). With fused kernels, x is their `stream`."""
         if context.cache is not None and context.cache.kernels is not None:
             return context.cache.kernels.block(self, x, context, layer)
         h = x + self.attention_after(self.attention(self.attention_norm(x), context, layer))
@@ -255,11 +258,11 @@ def run_blocks(
     aux_hidden_layers: Sequence[int] = (),
     shared_layer: int | None = None,
 ) -> Tensor:
-    """Outputs (R, n, dim) of inputs x (R, n, dim); the rest as of `AttentionContext`. After them, the outputs of every
-    block whose number is in `aux_hidden_layers`: (R, n, dim * (1 + layers)). shared_layer: the layer of the cache that
-    all blocks use; None: each has its own."""
+    """Outputs (R, n, dim) of inputs x (R, n, dim). With `aux_hidden_layers`, followed by the outputs of the blocks with
+    these numbers: (R, n, dim * (1 + layers)). shared_layer: the layer of the cache that all blocks use; None: every
+    block uses its own. For the other arguments see `AttentionContext`."""
     rows, nodes, dim = x.shape
-    first: Any = blocks[0]  # all rotate alike
+    first: Any = blocks[0]  # all blocks have the same rotary embedding
     kernels = None if cache is None else cache.kernels
     if isinstance(mask, TreeMask) and kernels is None:
         assert cache is not None
@@ -281,7 +284,7 @@ def run_blocks(
 
 
 def init_weights(module: nn.Module, std: float = 0.02) -> None:
-    """Normal weights of the given spread, zero biases; norms stay at one."""
+    """Sets weights to normal numbers with this standard deviation, and biases to zero; norms stay at one."""
     for m in module.modules():
         if isinstance(m, nn.Linear | nn.Embedding):
             nn.init.normal_(m.weight, std=std)

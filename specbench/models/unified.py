@@ -1,9 +1,9 @@
 """Targets with one vocabulary for text and images: Chameleon (Lumina-mGPT, Anole), Emu3, Emu3.5, Janus-Pro, SimpleAR
 and GLM-Image's autoregressive stage.
 
-The prefix is a prompt's token ids, padded on the left; image tokens follow in raster order with the grammar's own
-tokens (new lines, the image's end) between and after them. Of the head only the rows of image tokens are kept, since
-the grammar forbids every other: a decode step reads less, and its distribution is the same.
+The prefix is the token ids of a prompt, padded on the left. Image tokens follow in raster order, with the grammar's
+tokens (new lines, the image's end) between and after them. Only the head's rows of image tokens are kept, because the
+grammar forbids all others: a decode step reads less, and its distribution is the same.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from specbench.models.transformer import BlockConfig, init_weights, line_rotary,
 
 @dataclass(frozen=True)
 class UnifiedConfig:
-    """A Llama over one vocabulary. qk_norm, norms, qkv_bias and head_size: see `BlockConfig`; head_hidden: as of
-    `Language`. sections: the pairs of a head that time, row and column rotate (M-RoPE), see `unified.places`; none:
-    every pair is rotated by the position in the sequence."""
+    """A Llama over one vocabulary. qk_norm, norms, qkv_bias and head_size: see `BlockConfig`; head_hidden: see
+    `Language`. sections: numbers of a head's pairs that time, row and column rotate (M-RoPE), see `unified.places`; if
+    empty, all pairs are rotated by the position in the sequence."""
 
     dim: int
     n_layer: int
@@ -59,9 +59,9 @@ class UnifiedConfig:
 
 @dataclass(frozen=True)
 class ImageTokens:
-    """The tokens of an image: ids (V,) int64 names them in the vocabulary (codes first, then the grammar's own, then
-    padding), and `width` is the positions in a row. grids: (rows, columns) of the grids that the image's codes fill one
-    after the other, for M-RoPE; other tokens count on from them."""
+    """The tokens of an image. ids (V,) int64: their vocabulary ids (codes first, then the grammar's tokens, then
+    padding); width: positions per row; grids: (rows, columns) of the grids that the image's codes fill one after the
+    other, for M-RoPE. Positions of other tokens continue after the grids."""
 
     ids: Tensor
     grammar: Grammar
@@ -69,44 +69,46 @@ class ImageTokens:
     grids: tuple[tuple[int, int], ...] = ()
 
 
-#: Tokens from which an image's vocabulary is padded, and what its size is then a multiple of: a row of float32 or
-#: bfloat16 numbers is aligned, so that a GPU reads 16 bytes of it at once. (Without, each number of 8,194 is a load.)
+#: A vocabulary of at least `LARGE` tokens is padded to a multiple of `ALIGNED`. Rows of float32 or bfloat16 numbers are
+#: then aligned, and a GPU reads 16 bytes at once. (Without padding, a row of 8,194 numbers takes a load per number.)
 LARGE, ALIGNED = 1024, 16
 
 
 def image_tokens(codes: Tensor, rows: int, columns: int, new_line: int | None, tail: Sequence[int]) -> ImageTokens:
-    """An image of rows x columns codes whose vocabulary ids are codes (C,). With new_line, that id ends every row, the
-    last one too; the ids of `tail` follow the image (reference README (23), (28)). A large vocabulary ends with tokens
-    that the grammar allows nowhere; they bear the id of the first code."""
+    """An image of rows x columns codes with the vocabulary ids `codes` (C,). The id new_line, if any, ends every row,
+    including the last. The ids of `tail` follow the image (reference README (23), (28)). A large vocabulary is padded
+    with tokens that the grammar never allows; they have the id of the first code."""
     count = len(codes)
-    own = ([] if new_line is None else [new_line]) + list(tail)
+    grammar_ids = ([] if new_line is None else [new_line]) + list(tail)
     row = [-1] * columns + ([] if new_line is None else [count])
-    behind = range(count + len(own) - len(tail), count + len(own))
-    forced = torch.tensor(row * rows + list(behind))
-    ids = torch.cat([codes.cpu().long(), torch.tensor(own, dtype=torch.int64)])
+    tail_tokens = range(count + len(grammar_ids) - len(tail), count + len(grammar_ids))
+    forced = torch.tensor(row * rows + list(tail_tokens))
+    ids = torch.cat([codes.cpu().long(), torch.tensor(grammar_ids, dtype=torch.int64)])
     if len(ids) >= LARGE:
         ids = torch.cat([ids, ids[:1].expand(-len(ids) % ALIGNED)])
     return ImageTokens(ids, Grammar(count, forced), len(row))
 
 
 def places(prefix: int, grids: Sequence[tuple[int, int]], positions: int) -> Tensor:
-    """(time, row, column) (positions, 3) int64 of the positions of a sequence: `prefix` ones of text, all three
-    coordinates equal and counting on; then the grids. At a grid that begins at p a code is at (p, p + row, p + column),
-    and what follows the grid begins at p + max(rows, columns) (huggingface/transformers@d8c1e284,
-    glm_image/modular_glm_image.py). After the grids, text again."""
+    """(time, row, column), (positions, 3) int64, of the positions of a sequence.
+
+    The first `prefix` positions are text: all three coordinates are equal and increase by one. Then follow the grids.
+    In a grid that begins at p, a code has (p, p + row, p + column), and the position after the grid is p + max(rows,
+    columns) (huggingface/transformers@d8c1e284, glm_image/modular_glm_image.py). After the grids, positions are text.
+    """
     parts = [torch.arange(prefix)[:, None].expand(-1, 3)]
-    at = prefix
+    position = prefix
     for rows, columns in grids:
         row, column = torch.arange(rows * columns) // columns, torch.arange(rows * columns) % columns
-        parts.append(at + torch.stack([torch.zeros_like(row), row, column], -1))
-        at += max(rows, columns)
+        parts.append(position + torch.stack([torch.zeros_like(row), row, column], -1))
+        position += max(rows, columns)
     beyond = max(0, positions - sum(map(len, parts)))
-    return torch.cat([*parts, torch.arange(at, at + beyond)[:, None].expand(-1, 3)])[:positions]
+    return torch.cat([*parts, torch.arange(position, position + beyond)[:, None].expand(-1, 3)])[:positions]
 
 
 @dataclass
 class Prompts:
-    """Token ids of N prompts, padded on the left: ids (N, P) int64 and valid (N, P) bool, and the same of the
+    """Token ids of N prompts, padded on the left: ids (N, P) int64 and valid (N, P) bool, and the same for the
     unconditional (or negative) prompts."""
 
     ids: Tensor
@@ -144,8 +146,8 @@ class Unified(Prompted):
         return self._ids[tokens]
 
     def rope(self, positions: int, prefix: int) -> Tensor:
-        """Without M-RoPE positions count from the first valid one. With it they count from the beginning of the
-        padding, so that one table serves rows of any padding: attention depends on differences alone."""
+        """Without M-RoPE, positions count from the first valid one. With M-RoPE, they count from the beginning of the
+        padding, so that one table works for any padding: attention only depends on differences."""
         c = self.cfg
         if not c.sections:
             return line_rotary(positions, self.block.head_dim, c.rope_base)

@@ -1,10 +1,10 @@
-"""One convolutional autoencoder for LlamaGen's tokenizers, Chameleon's VQGAN, MoVQGAN, MAR's KL-16, NextStep's and the
-embedded tokenizer.
+"""One convolutional autoencoder for LlamaGen's tokenizers, Chameleon's VQGAN, MoVQGAN, MAR's KL-16, NextStep's
+autoencoder and the embedded tokenizer.
 
-Encoder: residual blocks at falling resolution, attention at some levels and in the middle; the decoder mirrors it. The
-configuration holds the differences. Our tensor names are those of LlamaGen's `vq_ds*.pt`; decoder levels are stored in
-the order they run, lowest resolution first. Facts: reference README (10), (26), (37) and the manifests of the files
-named at each configuration.
+The encoder has residual blocks at decreasing resolution, and attention at some levels and in the middle; the decoder
+mirrors it. The configuration describes the differences. Our tensor names are as in LlamaGen's `vq_ds*.pt`; decoder
+levels are stored in the order in which they run, lowest resolution first. Facts: reference README (10), (26), (37) and
+the manifests of the files named at each configuration.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class VQConfig:
     z_channels: int = 256
     codebook_size: int = 16384  # 0: no codebook; the latent is a mean and a log variance
     codebook_embed_dim: int = 8
-    norm_groups: int = 32  # 32 officially; a narrow tokenizer needs fewer, or a group is one channel and loses its mean
+    norm_groups: int = 32  # 32 officially; a narrow tokenizer needs fewer: a group of one channel loses its mean
     attention: bool = True  # in the middle, and at the levels below
-    #: levels with attention, 0 the highest resolution; None: the lowest resolution alone
+    #: levels with attention (0: the highest resolution); None: only the lowest resolution
     encoder_attention: tuple[int, ...] | None = None
     decoder_attention: tuple[int, ...] | None = None
     codebook_l2_norm: bool = True  # code vectors and the encoder's output are scaled to unit length before use
@@ -45,14 +45,14 @@ class VQConfig:
         return self.codebook_size == 0
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields, for a file. The later ones are left out at their defaults: a tokenizer saved without them stays
-        the same file, by whose digest rows name it."""
+        """The fields, for a file. Fields that were added later are omitted at their defaults, so that the file, and the
+        digest by which rows name it, do not change."""
         later = ("encoder_attention", "decoder_attention", "codebook_l2_norm", "quant_conv", "spatial_norm")
         defaults = {f.name: f.default for f in fields(self) if f.name in later}
         return {k: v for k, v in asdict(self).items() if k not in defaults or v != defaults[k]}
 
     def reduced(self, codebook_size: int) -> VQConfig:
-        """The same kind of network, as narrow as 32 groups allow, with another number of codes."""
+        """The same architecture, as narrow as 32 groups allow, with another number of codes."""
         return replace(
             self,
             ch=32,
@@ -71,7 +71,7 @@ LLAMAGEN_8 = VQConfig(ch_mult=(1, 2, 2, 4))
 CHAMELEON = VQConfig(
     codebook_size=8192, codebook_embed_dim=256, encoder_attention=(), decoder_attention=(), codebook_l2_norm=False
 )
-#: `movqgan_270M.ckpt`, which Lumina-mGPT 2.0 draws with (its manifest)
+#: `movqgan_270M.ckpt`, the tokenizer of Lumina-mGPT 2.0 (its manifest)
 MOVQGAN = VQConfig(
     ch=256,
     ch_mult=(1, 2, 2, 4),
@@ -80,7 +80,7 @@ MOVQGAN = VQConfig(
     codebook_l2_norm=False,
     spatial_norm=True,
 )
-#: `kl16.ckpt` of MAR (its manifest); decode takes latents divided by 0.2325, which is the caller's to do
+#: `kl16.ckpt` of MAR (its manifest); the caller must divide latents by 0.2325 before decoding
 KL16 = VQConfig(z_channels=16, codebook_size=0, codebook_embed_dim=16, decoder_attention=())
 
 #: `checkpoint.pt` of NextStep-1-f8ch16-Tokenizer and in vae/ of NextStep-1.1 (stepfun-ai/NextStep-1, d6759c2,
@@ -111,7 +111,7 @@ class SpatialNorm(nn.Module):
 
 
 def _norm(groups: int, channels: int, dim: int) -> nn.Module:
-    """dim: of the codes, 0 for a plain norm."""
+    """dim: of the codes; 0: a plain norm."""
     return SpatialNorm(groups, channels, dim) if dim else nn.GroupNorm(groups, channels, eps=1e-6)
 
 
@@ -170,7 +170,7 @@ class AttnBlock(nn.Module):
 
 
 class Resample(nn.Module):
-    """One level down (stride 2, padded right and bottom only) or up (nearest, then a convolution)."""
+    """One level down (stride 2, padded only right and bottom) or up (nearest, then a convolution)."""
 
     def __init__(self, c: int, down: bool) -> None:
         super().__init__()
@@ -212,7 +212,7 @@ def _middle(c: int, groups: int, attention: bool, dim: int = 0) -> nn.ModuleList
 
 
 class _Same(nn.Module):
-    """Instead of attention."""
+    """The identity, instead of attention."""
 
     def forward(self, x: Tensor, codes: Tensor | None = None) -> Tensor:
         return x
@@ -261,7 +261,7 @@ class VQDecoder(nn.Module):
         self.conv_out = nn.Conv2d(chans[-1], 3, 3, padding=1)
 
     def forward(self, z: Tensor, codes: Tensor | None = None) -> Tensor:
-        """codes (B, dim, h, w): the vectors of the codes, where norms read them."""
+        """codes (B, dim, h, w): the vectors of the codes, if the norms read them."""
         x = self.conv_in(z)
         for block in (*self.mid, *self.conv_blocks):
             x = block(x, codes)
@@ -269,7 +269,7 @@ class VQDecoder(nn.Module):
 
 
 def fill(codes: Tensor, grid: tuple[int, int] | None) -> tuple[int, int]:
-    """The grid (h, w) that codes (B, h*w) fill, row by row: as given, or a square. ValueError where they do not."""
+    """The grid (h, w) of codes (B, h*w), row by row: `grid`, or a square. Raises ValueError if they do not fill it."""
     side = int(codes.shape[1] ** 0.5)
     h, w = grid or (side, side)
     if min(h, w) < 1 or h * w != codes.shape[1]:
@@ -277,7 +277,7 @@ def fill(codes: Tensor, grid: tuple[int, int] | None) -> tuple[int, int]:
     return h, w
 
 
-#: Vectors that are compared with a codebook at once: their scores fit into a processor's cache.
+#: Number of vectors that are compared with a codebook at once; their scores fit into a processor's cache.
 _NEAREST_ROWS = 64
 
 
@@ -289,13 +289,13 @@ class Quantizer(nn.Module):
 
     @property
     def codebook(self) -> Tensor:
-        """(codebook_size, dim) float, the vectors that are decoded: of unit length where `l2_norm`."""
+        """(codebook_size, dim) float, the vectors that are decoded; of unit length with `l2_norm`."""
         table = self.embedding.weight.float()
         return F.normalize(table, dim=-1) if self.l2_norm else table
 
     def nearest(self, z: Tensor) -> Tensor:
-        """Indices (...,) int64 of the code nearest to each vector of z (..., dim); where `l2_norm`, z is normalised,
-        too. The first of equally near ones."""
+        """Indices (...,) int64 of the nearest code of each vector of z (..., dim); the first of equally near codes.
+        With `l2_norm`, z is also normalised."""
         table, flat = self.codebook, z.float().flatten(0, -2)
         scores, penalty = table.T.contiguous(), table.square().sum(-1) / 2
         if self.l2_norm:
@@ -305,7 +305,7 @@ class Quantizer(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """What a tokenizer and a KL autoencoder share. Images are (B, 3, H, W) in [-1, 1]."""
+    """The base class of tokenizers and KL autoencoders. Images are (B, 3, H, W) in [-1, 1]."""
 
     quantize: Quantizer
 
@@ -321,7 +321,7 @@ class Autoencoder(nn.Module):
         self.post_quant_conv = convolution(cfg.codebook_embed_dim, cfg.z_channels, 1)
 
     def pre_quant(self, image: Tensor) -> Tensor:
-        """Encoder output before quantising, (B, dim, h, w); of a KL autoencoder (B, 2 dim, h, w): means, then log
+        """Encoder output before quantising, (B, dim, h, w); for a KL autoencoder (B, 2 dim, h, w): means, then log
         variances."""
         return self.quant_conv(self.encoder(image))
 
@@ -337,7 +337,7 @@ class VQModel(Autoencoder):
         return self.quantize.nearest(self.pre_quant(image).permute(0, 2, 3, 1)).flatten(1)
 
     def look_up(self, codes: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
-        """Latents (B, dim, h, w) of codes (B, h*w). `grid` is (h, w); square when left out."""
+        """Latents (B, dim, h, w) of codes (B, h*w). grid: (h, w); default: square."""
         h, w = fill(codes, grid)
         z = self.quantize.codebook[codes].view(codes.shape[0], h, w, -1).permute(0, 3, 1, 2)
         return z.to(self.decoder.conv_in.weight.dtype)
@@ -347,7 +347,7 @@ class VQModel(Autoencoder):
         return self.decode_latent(self.look_up(codes, grid))
 
     def codebook(self) -> Tensor:
-        """The code vectors (V, dim) float that rules measure proximity in: the table as stored, never normalised
+        """The code vectors (V, dim) float in which rules measure proximity: the table as stored, never normalised
         (reference README (18))."""
         return self.quantize.embedding.weight.float()
 

@@ -1,1 +1,1 @@
-"""Rows: columns, CSV files, where a row comes from, and the statistics in it."""
+"""Rows: their columns, CSV files, provenance and statistics."""

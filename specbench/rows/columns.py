@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from specbench.config import parameters, plugins
 from specbench.config.parameter import ShownColumn
 
-# The order of the metrics' columns; those that conf/metrics declares and that are not named here follow.
+# The order of the metrics' columns. Others that conf/metrics declares follow.
 _ORDER = ("fid", "clip_score", "image_reward", "hpsv2", "inception_score", "kid", "precision", "recall")
-#: Columns of quality that records give, and no metric.
+#: Columns of quality that come from records, not from a metric.
 OF_RECORDS = ("perplexity", "emitted_tv", "emitted_kl")
 
 #: Columns of every metric; each also has the columns `_stderr` and `_backend`.
 METRICS = tuple(dict.fromkeys((*_ORDER, *OF_RECORDS, *parameters.found_choices().columns)))
 
-#: Statistics of what is emitted up to this size, in nats or in probability, are sums of the rounding of float32: exact
-#: methods have 1e-14 and 5e-8.
+#: Statistics of the emitted distribution up to this size, in nats or in probability, are rounding errors of float32:
+#: exact methods have 1e-14 and 5e-8.
 FLOAT32 = 1e-6
 
-#: Column -> how tables and the report show it, in the report's order. conf/metrics declares those of metrics.
+#: Column -> how tables and the report show it, in the report's order. conf/metrics declares the metrics' columns.
 SHOWN: dict[str, ShownColumn] = {
     "accepted_length_mean": ShownColumn("Accepted length", "higher", 2),
     "step_compression": ShownColumn("Step compression (×)", "higher", 2),
@@ -59,17 +59,17 @@ _IDENTITY = {
     "run_id": "name of the run, unique",
     "time": "when the row was built, UTC",
     "specbench": "version of specbench",
-    "commit": "git commit of the code that decoded; -dirty where specbench/ or conf/ differed from it",
+    "commit": "git commit of the code that decoded; ends in -dirty if specbench/ or conf/ had other content",
     "plugins": plugins.MEANING,
     "config_hash": "hash of the configuration, see provenance.config_hash",
     "protocol": "protocol that the run follows, name@version",
 }
 
 
-#: Largest share of a speed-up by which a change within the run may have moved it, see `timing.steadiness`.
+#: Maximum share of a speed-up by which a change within the run may have moved it, see `timing.steadiness`.
 SHIFT_BOUND = 0.05
-#: Rows of older versions have no speedup_shift. Their timing held if vanilla's drift was at most 10 % either way: a
-#: load on one side alone in one half could then move the ratio by half of that, as far as `SHIFT_BOUND`.
+#: Rows of older versions have no speedup_shift. Their timing was valid if vanilla's drift was at most 10 % either way:
+#: a load on one side alone in one half could then move the ratio by half of that, which is `SHIFT_BOUND`.
 OLDER_DRIFT_BOUND = 2 * SHIFT_BOUND
 
 #: The columns of _STATISTICS that hold text.
@@ -77,7 +77,7 @@ _STRINGS = frozenset(
     "baseline_run_id acceptance_by_depth accepted_histogram drafted_by_position acceptance_by_step emitted_log_ratio"
     " timing_valid".split()
 )
-#: Parameters that are no columns: file locations, and what shows in which columns are filled or in their backends.
+#: Parameters that are not columns: file locations, and parameters that show in the columns that are filled.
 _NOT_IN_ROW = frozenset(
     "out data_dir metrics metrics_dir reference baseline workers ray_address url model_name log log_project"
     " log_dir".split()
@@ -85,15 +85,15 @@ _NOT_IN_ROW = frozenset(
 
 
 _LIKELIHOOD = {
-    "log_prob_mean": "natural-log probability of a token under the target, with guidance and temperature (1 where it is"
-    " 0) but before top-k and top-p, mean over all tokens of all images",
+    "log_prob_mean": "natural-log probability of a token under the target, with guidance and temperature (1 if it is 0)"
+    " but before top-k and top-p, mean over all tokens of all images",
     "log_prob_std": "its standard deviation over all tokens of all images",
-    "emitted_kl_optimal": "the least emitted_kl with which as much could be accepted at every node, in nats: that of"
-    " rule=band (docs/band.md); for chains of sampled tokens",
-    "emitted_kl_ratio": "emitted_kl / emitted_kl_optimal: 1 is the frontier; empty where both are rounding"
+    "emitted_kl_optimal": "minimum emitted_kl at the same acceptance at every node, in nats; rule=band reaches it"
+    " (docs/band.md); for chains of sampled tokens",
+    "emitted_kl_ratio": "emitted_kl / emitted_kl_optimal: 1 is the frontier; empty if both are rounding errors"
     f" ({FLOAT32:g} nats)",
-    "emitted_ratio_max": "largest ratio of an emitted token's probability to the target's that was met at a node, over"
-    " all tokens that could have been emitted and all images",
+    "emitted_ratio_max": "maximum ratio of an emitted token's probability to the target's at any node, over all tokens"
+    " that could have been emitted and all images",
     "emitted_log_ratio": "JSON list over the depths 1, 2, ... of a draft: natural logarithm of that ratio, mean over"
     " nodes (the log k of a band)",
 }
@@ -106,16 +106,16 @@ _SPEED = {
     "step_compression": "tokens per image / steps",
     "acceptance_rate": "accepted / verified draft tokens, over all images",
     "draft_tokens": "verified draft tokens / target forward passes of the decode phase, over all images",
-    "acceptance_by_depth": "JSON list over the depths 1, 2, ... of a draft: accepted / verified there, where verified"
-    " means that the depths above it were accepted",
+    "acceptance_by_depth": "JSON list over the depths 1, 2, ... of a draft: accepted / verified tokens, where a token"
+    " is verified if the depths above it were accepted",
     "accepted_histogram": "JSON list: shares of the steps that accepted 0, 1, 2, ... draft tokens, over all images",
     "drafted_by_position": "JSON list over an image's tokens: share of the images in which it was an accepted draft"
     " token",
     "acceptance_by_step": "JSON list over the order of generation of the tokens: accepted / verified drafts (continuous"
-    " tokens), null where none was verified",
+    " tokens), null if no draft was verified",
     "first_accept": "probability with which the rule keeps a draft's first candidate, mean over all steps with a draft",
     "draft_tv": "total variation between the drafter's and the target's distribution of the next token, mean over the"
-    " same",
+    " same steps",
     "draft_top1": "share of the same steps in which the drafter's top-1 next token is the target's top-1",
     "draft_top3": "share of the same steps in which the target's top-1 is in the drafter's top-3",
     "select_share": "verification=selected: probability of following the sibling with the largest p/q (what select=auto"
@@ -123,18 +123,18 @@ _SPEED = {
     "draft_passes": "forward passes of a drafter network in the steps, mean over images",
     "residual_tries": "proposals for the token after a rejection, mean over all rejections (continuous tokens)",
     "proposals_mean": "proposals of the target / verified positions, over all images (continuous tokens)",
-    "proposals_max": "the most proposals for one token",
+    "proposals_max": "maximum number of proposals for one token",
     "residual_fallbacks": "rejections after which the proposals did not suffice, over all images",
-    "timed_pairs": "pairs of a batch of the method (at batch 1 an image) and the same one of vanilla AR, decoded one"
-    " directly after the other; empty where there are none: not timed, no baseline, or separate passes (older rows)",
-    "further_pairs": "of those, pairs of the same images that were decoded again, since the speed-up was not steady",
+    "timed_pairs": "pairs of a batch of the method (at batch 1 an image) and the same batch of vanilla AR, decoded one"
+    " directly after the other; empty if there are no pairs: not timed, no baseline, or separate passes (older rows)",
+    "further_pairs": "how many of them decoded the same images again, because the speed-up was not steady",
     "drift": "mean seconds of vanilla AR in the second half of the pairs / in the first, minus 1; a drift of the whole"
-    " machine moves no speed-up",
+    " machine does not change a speed-up",
     "speedup_shift": "share of the speed-up by which a change of one side alone may have moved it, without noise, see"
     " timing.steadiness; part of the standard errors of speedup_latency and speedup_throughput",
-    "timing_valid": f"true where 4 pairs or more give a standard error, and speedup_shift is noise or at most"
-    f" {SHIFT_BOUND:g} (older rows, without one: |drift| at most {OLDER_DRIFT_BOUND:g}); the seconds of other rows are"
-    " shown nowhere",
+    "timing_valid": f"true if at least 4 pairs give a standard error, and speedup_shift is noise or at most"
+    f" {SHIFT_BOUND:g} (older rows, without speedup_shift: |drift| at most {OLDER_DRIFT_BOUND:g}); the seconds of other"
+    " rows are not shown",
     "draft_cost": "seconds to draft a token / seconds of vanilla AR for one, same batch size (c in CSpD's Eq. 35)",
     "speedup_expected": "CSpD's Eq. 35 from acceptance_rate, gamma and draft_cost",
     "latency_s_mean": "decode seconds of one image at batch 1, first target forward to last token, mean over images",
@@ -149,30 +149,31 @@ _SPEED = {
     "text_s": "text encoding, seconds per image, not in the latency",
     "pixels_s": "pixel decoding, seconds per image, not in the latency",
     "speedup_latency": "mean latency of vanilla AR / mean latency, over the timed pairs, see timing.speedup",
-    "speedup_throughput": "images per second / those of vanilla AR, over the timed pairs of batches of the same size",
+    "speedup_throughput": "images per second / images per second of vanilla AR, over the timed pairs of batches of the"
+    " same size",
     "speedup_step": "mean steps of vanilla AR on the same prompts / mean steps",
     "baseline_run_id": "run that decoded the vanilla AR images",
     "baseline_latency_s": "mean latency of vanilla AR on the same prompts",
-    "peak_memory_mib": "peak while decoding: device memory on CUDA, resident memory of the process elsewhere",
+    "peak_memory_mib": "peak memory while decoding: device memory on CUDA, otherwise resident memory of the process",
 }
 
 
 _SERVED = {
     "request_s_mean": "seconds from the arrival of a request (engine=http; at a fixed concurrency from its sending) to"
-    " its complete answer, failed attempts and waits included; mean over images. A server encodes text, queues, decodes"
-    " tokens and pixels and sends them in this time: not comparable to latency_s",
+    " its complete answer, including failed attempts and waits; mean over images. In this time a server encodes text,"
+    " queues, decodes tokens and pixels and sends them: not comparable to latency_s",
     "request_s_std": "its standard deviation over images",
     "request_s_p50": "its median",
     "request_s_p95": "its 95th percentile",
     "request_s_p99": "its 99th percentile",
     "served_images_per_s": "images / seconds from the first arrival to the last answer",
     "ar_s_mean": "seconds of the stages that decode tokens, as the server reports them for a request, mean over the"
-    " images whose answers say so. The time of a stage begins when the request reaches it: with several requests at a"
-    " time it contains the wait there",
+    " images whose answers contain them. The time of a stage starts when the request reaches it: with several requests"
+    " at a time it includes the wait there",
     "ar_share": "those seconds / the seconds of the same requests (request_s), over the same images",
-    "goodput": "share of the requests, failed ones included, that were answered within latency_bound",
+    "goodput": "share of the requests, including failed ones, that were answered within latency_bound",
     "request_retries": "attempts after the first one, over all images",
-    "requests_failed": "requests that had no image after all attempts; a later start asked again",
+    "requests_failed": "requests without an image after all attempts; a later start requested the images again",
 }
 
 
@@ -198,30 +199,30 @@ _WHERE = {
 
 
 def stderr_of(column: str) -> str:
-    """The column with the standard error of another: steps -> steps_stderr, latency_s_mean -> latency_s_stderr (next
-    to latency_s_std)."""
+    """The column with the standard error of another column: steps -> steps_stderr, latency_s_mean -> latency_s_stderr
+    (next to latency_s_std)."""
     return f"{column.removesuffix('_mean')}_stderr"
 
 
 def resolved(column: str, value: float) -> float:
-    """A value as it may be printed: 0 where it is below the column's resolution."""
+    """A value for print: 0 if it is below the column's resolution."""
     return 0.0 if column in SHOWN and abs(value) < SHOWN[column].resolution else value
 
 
 def _with_errors(lines: Mapping[str, str]) -> dict[str, str]:
-    """Columns and their meanings, each followed by its standard error if it has one."""
-    found: dict[str, str] = {}
+    """Columns and their meanings; a column with a standard error is followed by that column."""
+    columns: dict[str, str] = {}
     for name, line in lines.items():
-        found[name] = line
+        columns[name] = line
         if name in _ESTIMATES:
-            found[stderr_of(name)] = f"standard error of {name} over images, see summary.ratio"
-    return found
+            columns[stderr_of(name)] = f"standard error of {name} over images, see summary.ratio"
+    return columns
 
 
 def _against_vanilla(metric: str) -> dict[str, str]:
     """Suffix -> meaning of the columns that compare a metric of images with vanilla AR's."""
     return {
-        "_difference": f"{metric} minus that of the vanilla AR images of the same prompts",
+        "_difference": f"{metric} minus {metric} of the vanilla AR images of the same prompts",
         "_difference_stderr": f"standard error of {metric}_difference over pairs of images, or over prompts",
     }
 
@@ -229,17 +230,17 @@ def _against_vanilla(metric: str) -> dict[str, str]:
 _STATISTICS = _with_errors(_LIKELIHOOD) | _with_errors(_SPEED) | _with_errors(_SERVED)
 
 
-#: Meanings in a row where those of the parameter or of the metric do not say all.
+#: Meanings in a row, for columns whose parameter or metric has a shorter one.
 _OWN_MEANINGS = {
     "weights": "weights that decoded: random, or where they come from and a hash of their content",
     "n": "number of prompts; of images where the column images is empty",
     "prompts": "file of prompts, as given; prompts_hash identifies its content",
-    "perplexity": "exp(-log_prob_mean); no distance: it falls below vanilla's where a method sharpens",
+    "perplexity": "exp(-log_prob_mean); not a distance: it falls below vanilla's if a method sharpens",
     "emitted_tv": "total variation between the distribution that a token is emitted from and the target's, mean over"
     " all tokens; see decoding.emitted",
-    "emitted_kl": "KL divergence of the same in nats, KL(emitted || target), mean over all tokens; empty where it is"
-    " infinite (the note says so)",
-    "timing": "whether the seconds were measured; the columns in seconds are empty where they were not",
+    "emitted_kl": "KL divergence between the same distributions in nats, KL(emitted || target), mean over all tokens;"
+    " empty if it is infinite (the note says so)",
+    "timing": "whether the seconds were measured; if not, the columns in seconds are empty",
 }
 #: Every column of a row, in order, with its meaning. The only definition of the format.
 COLUMNS: dict[str, str] = {
@@ -250,7 +251,7 @@ COLUMNS: dict[str, str] = {
     "resolution": "side of the images in pixels",
     "tokens": "generated tokens per image",
     "degenerate_images": "images of one colour, of few codes, repeated, or equal to another prompt's, see"
-    " rows.degenerate; empty in rows that did not look",
+    " rows.degenerate; empty in older rows, which were not checked",
     **{
         f"{m}{suffix}": line
         for m in METRICS
@@ -265,7 +266,7 @@ COLUMNS: dict[str, str] = {
     **_WHERE,
     "note": "remarks on the measurement",
 }
-COLUMNS |= _OWN_MEANINGS  # which keep their places
+COLUMNS |= _OWN_MEANINGS  # the order of the columns does not change
 #: Columns that a plug-in's metric may not fill: every row has them already.
 TAKEN = frozenset(METRICS) & {*_IDENTITY, *_STATISTICS, *_WHERE, "prompts_hash", "resolution", "tokens", "note"}
 
@@ -280,9 +281,9 @@ TIMED_COLUMNS = frozenset(
     )
     for suffix in ("", "_stderr", "_std")
 ).intersection(COLUMNS)
-#: Of these, the ones that tell how the seconds were measured.
+#: Those that say how the seconds were measured.
 OF_TIMING = ("timed_pairs", "further_pairs", "drift", "speedup_shift", "timing_valid")
-#: Those that compare the seconds of a method with vanilla AR's.
+#: Those that compare the seconds of a method with the seconds of vanilla AR.
 SPEEDUPS = ("speedup_latency", "speedup_throughput", "speedup_expected")
 
 
@@ -296,5 +297,5 @@ NUMBERS = frozenset(
     + [k for k in _STATISTICS if k not in _STRINGS]
     + ["images", "resolution", "tokens", "degenerate_images", "threads"]
 )
-#: Words that may stand in the place of a number; of n a row has the number.
+#: Words that a column of numbers may contain. (In a row, n is always a number.)
 WORDS = {k: p.also for k, p in parameters.table().items() if p.also and k != "n"}

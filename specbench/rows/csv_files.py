@@ -28,14 +28,14 @@ def as_cells(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def aligned(lines: Sequence[Sequence[str]], left: int) -> list[str]:
-    """Lines of cells as text in columns, the first ones, `left`, aligned to the left, the others to the right."""
+    """Lines of cells as text in columns. The first `left` columns are aligned to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     sides = [str.ljust if i < left else str.rjust for i in range(len(widths))]
     return ["  ".join(pad(cell, width) for pad, cell, width in zip(sides, line, widths)).rstrip() for line in lines]
 
 
 def as_read(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as `read_rows` would return it."""
+    """The row that `read_rows` would return for this one."""
     return {name: _value(name, _cell(row.get(name)), "the row") for name in COLUMNS}
 
 
@@ -50,24 +50,24 @@ def _cell(value: Any) -> str:
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a CSV, numbers as numbers and empty cells as None; columns that an older version lacked are None,
-    and older names of columns are read as the present ones.
+    """The rows of a CSV file, with numbers as numbers and empty cells as None. Columns that an older version did not
+    have are None, and older column names are replaced by the present ones.
 
-    Raises UsageError for a file that cannot be read, columns unknown to this version, a cell that is not a number
-    where one is needed, and a row without a name.
+    Raises UsageError for a file that cannot be read, columns unknown to this version, text in a cell that needs a
+    number, and a row without run_id.
     """
     columns, lines = csv_lines(Path(path), RENAMED_COLUMNS)
     if foreign := [name for name in columns if name not in COLUMNS]:
         labels = (label for _, cells in lines for label in cells.get("plugins", "").split("; "))
         raise UsageError(
             f"{path} has columns unknown to specbench {__version__} ({', '.join(foreign[:3])})"
-            + (parameters.plugins_lacking(labels) or "; choose another file")
+            + (parameters.missing_plugins(labels) or "; choose another file")
         )
     rows = []
     for number, line in lines:
         row = {name: _value(name, line.get(name, ""), f"{path}, line {number}") for name in COLUMNS}
         if row["run_id"] is None:
-            raise UsageError(f"{path}, line {number}: a row needs its run_id; remove or fix the line")
+            raise UsageError(f"{path}, line {number}: the row has no run_id; remove or correct the line")
         rows.append(row)
     return rows
 
@@ -82,20 +82,20 @@ def _value(name: str, text: str, where: str) -> Any:
         return int(text) if text.lstrip("-").isdecimal() else number
     except ValueError:
         raise UsageError(
-            f"{where}: {name} must be a number, or empty where it was not measured (got {text[:40]!r}); fix the cell"
+            f"{where}: {name} must be a number, or empty if it was not measured (got {text[:40]!r}); correct the cell"
         ) from None
 
 
 def has_runs(path: Path) -> bool:
-    """Whether a CSV file has rows of runs; audits, benchmarks and probes have other columns."""
+    """Whether a CSV file contains rows of runs. Audits, benchmarks and probes have other columns."""
     return {"run_id", "config_hash"} <= set(read_header(path))
 
 
 def append_row(path: str | Path, row: Mapping[str, Any]) -> None:
-    """Adds a row to a CSV of rows, under a lock; a row of the same `run_id` is replaced.
+    """Adds a row to a CSV file of rows, under a lock. A row of the same `run_id` is replaced.
 
-    The whole file is replaced atomically, so a kill leaves the old one or the new one. A file of an older version,
-    whose columns are a subset, gets the new columns. Raises UsageError where it has other columns.
+    The file is replaced atomically, so that a kill leaves the old file or the new one. A file of an older version,
+    whose columns are a subset, gets the new columns. Raises UsageError if the file has other columns.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

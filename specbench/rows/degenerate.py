@@ -1,9 +1,9 @@
 """Degenerate images: of one colour, repeated, of few codes, or the same as another prompt's.
 
-Serving engines really return such images: a decoder whose half-precision values overflow or a safety filter gives black
-ones, a cache that ignores the prompt gives one image for every request, a lost grid or greedy decoding gives a loop of
-codes. Scores do not show it. What is looked at are statistics of each image (`statistics`, in its record), its digest
-and its prompt. docs/serving.md says how far real images are from each bound.
+Serving engines really return such images: a decoder whose half-precision values overflow or a safety filter returns
+black images, a cache that ignores the prompt returns one image for every request, a lost grid or greedy decoding
+returns a loop of codes. Scores do not show it. The checks use statistics of each image (`statistics`, in its record),
+its digest and its prompt. docs/serving.md says how far real images are from each bound.
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ import numpy as np
 from specbench.rows.journal import Record
 from specbench.storage import image_files
 
-#: A flat image: no channel has two pixels that differ by more levels of 255. A generated image, of fog or of the night,
-#: differs by tens; a file format that loses something keeps a single colour to a level.
+#: A flat image: in no channel do two pixels differ by more levels of 255. A generated image of fog or of the night
+#: differs by tens; a lossy file format changes a single colour by at most one level.
 FLAT = 2
-#: The least side in pixels where no size was requested: one token of the image tokenizers with the usual factor of 16.
+#: The minimum side in pixels if no size was requested: one token of the image tokenizers with the usual factor of 16.
 LEAST_SIDE = 16
-#: A repeated image: the agreement of its codes, or of its pixels, with themselves at a shift (see `repetition`), which
-#: is 1 where a row, a column or a tile is repeated. Greedy decoding comes near to it in few images. Pixels agree in
-#: more images, such as a sky above a sea, so that their bound is stricter.
+#: A repeated image: the agreement of its codes, or of its pixels, with themselves at a shift (see `repetition`). It is
+#: 1 if a row, a column or a tile is repeated. Greedy decoding comes near to it in few images. Pixels agree in more
+#: images, such as a sky above a sea, so that their bound is stricter.
 REPEATED_CODES, REPEATED_PIXELS = 0.75, 0.99
 #: Few codes: the share of an image's codes that differ from each other. A single row of a square image of 1024 codes
 #: has 32.
 FEW = 1 / 32
-#: Fewest codes of an image whose repetition and number of different codes are looked at: chance moves them in smaller
-#: ones.
+#: Minimum number of codes in an image whose repetition and number of different codes are checked. In smaller images
+#: they depend on chance.
 LEAST_CODES = 64
-#: The largest share of degenerate images in a run that ends with exit code 0. Vanilla AR of the embedded model had no
+#: The maximum share of degenerate images in a run that ends with exit code 0. Vanilla AR of the embedded model had no
+#: degenerate image; an engine with such a fault fails for most requests.
 #: degenerate image; an engine that fails so fails for most requests.
 MOST = 0.1
-_CELLS = 64  # pixels are averaged over squares, at most so many a side
+_CELLS = 64  # pixels are averaged over squares: at most this many on each side
 
 
 def statistics(pixels: np.ndarray | None, codes: np.ndarray | None) -> dict[str, Any]:
-    """The fields of `Record` that show whether an image is degenerate. pixels: (H, W, 3) uint8, None: it has none;
-    codes: (rows, columns), None: unknown."""
+    """The fields of `Record` that show whether an image is degenerate. pixels: (H, W, 3) uint8, or None without pixels;
+    codes: (rows, columns), or None if unknown."""
     fields: dict[str, Any] = {"contrast": None if pixels is None else image_files.contrast(pixels)}
     if codes is not None and codes.size >= LEAST_CODES:
         fields["distinct"] = round(len(np.unique(codes)) / codes.size, 4)
@@ -52,12 +53,13 @@ def statistics(pixels: np.ndarray | None, codes: np.ndarray | None) -> dict[str,
 
 
 def repetition(codes: np.ndarray) -> float:
-    """How far codes (rows, columns) repeat, from 0 to 1: the share of positions with the same code at a shift, beyond
-    chance, the largest over shifts by a quarter to a half of the rows or of the columns.
+    """How much codes (rows, columns) repeat, from 0 to 1: the share of positions with the same code at a shift,
+    corrected for chance. The maximum over shifts by a quarter to a half of the rows or of the columns.
 
-    With p_k the share of code k, two independent positions agree with probability c = sum_k p_k^2. Of a share s of
-    agreeing positions (s - c) / (1 - c) is beyond chance (Cohen's kappa). A single row, column or tile gives 1, since
-    some multiple of its period is among these shifts; neighbours that look alike do not count. One code alone is 1.
+    With p_k the share of code k, two independent positions agree with probability c = sum_k p_k^2. A share s of
+    agreeing positions gives (s - c) / (1 - c) (Cohen's kappa). A single repeated row, column or tile gives 1, since
+    some multiple of its period is among these shifts. Similar neighbours do not count. An image of a single code gives
+    1.
     """
     chance = float(np.square(np.unique(codes, return_counts=True)[1] / codes.size).sum())
     if chance == 1:
@@ -68,8 +70,8 @@ def repetition(codes: np.ndarray) -> float:
 
 def pixel_repetition(pixels: np.ndarray) -> float:
     """`repetition` of pixels (H, W, 3) uint8, averaged over squares: 1 - |a - b|^2 / (|a|^2 + |b|^2), where a and b are
-    the two shifted parts less the image's mean colour. A period that is no multiple of a square's side is seen where
-    some multiple of it is."""
+    the two shifted parts minus the image's mean colour. A period that is not a multiple of a square's side is detected
+    if one of its multiples is."""
     side = -(-max(pixels.shape[:2]) // _CELLS)
     rows, columns = pixels.shape[0] // side, pixels.shape[1] // side
     squares = pixels[: rows * side, : columns * side].reshape(rows, side, columns, side, 3)
@@ -83,7 +85,7 @@ def pixel_repetition(pixels: np.ndarray) -> float:
 
 
 def _shifted(grid: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """A grid (rows, columns, ...) without its first, and without its last rows; then of columns."""
+    """A grid (rows, columns, ...) without its first rows, and without its last rows; then the same for columns."""
     for lines in (grid, grid.swapaxes(0, 1)):
         for shift in range(max(1, -(-len(lines) // 4)), len(lines) // 2 + 1):
             yield lines[shift:], lines[:-shift]
@@ -91,8 +93,8 @@ def _shifted(grid: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """What is known of an image. prompt: empty where unknown; digest: of its pixels; contrast: the largest difference
-    of two pixels in a channel; size: (width, height) in pixels; the others as in `Record`."""
+    """The known properties of an image. prompt: "" if unknown; digest: of its pixels; contrast: the maximum difference
+    of two pixels in a channel; size: (width, height) in pixels; the others: see `Record`."""
 
     prompt: str
     digest: str | None
@@ -102,8 +104,8 @@ class ImageFacts:
     repetition: float | None = None
 
     @classmethod
-    def of(cls, record: Record) -> Self:
-        """Of an image that a run decoded or requested."""
+    def from_record(cls, record: Record) -> Self:
+        """The properties of an image that a run decoded or requested."""
         width, height = record.size if record.size and len(record.size) == 2 else (0, 0)
         size = (width, height) if width else None
         return cls(record.prompt, record.sha256, record.contrast, size, record.distinct, record.repetition)
@@ -123,8 +125,8 @@ class ImageFacts:
 
 
 class Finding(NamedTuple):
-    """What is wrong with some images. text: a remark; images: their indices among those that were looked at;
-    degenerate: whether they count as degenerate. (An image of another size does not.)"""
+    """A problem of some images. text: a remark; images: their positions among the checked images; degenerate: whether
+    they count as degenerate. (An image of another size does not.)"""
 
     text: str
     images: frozenset[int]
@@ -132,15 +134,15 @@ class Finding(NamedTuple):
 
 
 def findings(images: Sequence[ImageFacts], requested: str | None = None) -> list[Finding]:
-    """What is wrong with the images of a run; empty where nothing is. An image is in the first finding that fits.
+    """The problems of the images of a run. An image counts in the first problem that it has.
 
-    Two images of different prompts that are equal to the pixel are a finding, however few images there are: the tokens
-    of an image have hundreds of bits, so that no two samples coincide, and a model that decodes greedily still depends
-    on its prompt. Equal images of one prompt are not a finding, since a server may decode greedily and ignore the seed.
-    Prompts that differ only in case and white space count as one, as text encoders read them. Without any prompt only a
-    set of equal images is a finding, since a folder may hold copies.
+    Two images of different prompts with equal pixels are a problem, even if they are the only ones: the tokens of an
+    image have hundreds of bits, so that no two samples coincide, and a model that decodes greedily still depends on its
+    prompt. Equal images of one prompt are not a problem, since a server may decode greedily and ignore the seed.
+    Prompts that differ only in case and white space count as one, because text encoders read them as one. Without any
+    prompt, only a set of equal images is a problem, since a folder may contain copies.
 
-    requested: "WIDTHxHEIGHT", the size that was asked for.
+    requested: "WIDTHxHEIGHT", the requested size.
     """
     n, result = len(images), []
     rest = list(range(n))
@@ -149,22 +151,22 @@ def findings(images: Sequence[ImageFacts], requested: str | None = None) -> list
         ("has_few_codes", f"have few different codes (at most {FEW:.0%} of their codes)"),
         ("is_repeated", "repeat a row, a column or a tile"),
     ):
-        if some := frozenset(i for i in rest if getattr(images[i], name)):
-            result.append(Finding(f"{len(some)} of {n} images {what}", some))
-        rest = [i for i in rest if i not in some]
+        if matches := frozenset(i for i in rest if getattr(images[i], name)):
+            result.append(Finding(f"{len(matches)} of {n} images {what}", matches))
+        rest = [i for i in rest if i not in matches]
     if wrong := _of_wrong_size(images, requested):
         result.append(wrong)
     if any(image.prompt for image in images):
-        if some := frozenset(_shared(images, rest)):
-            text = f"{len(some)} of {n} images equal the image of another prompt to the pixel"
-            result.append(Finding(text, some))
+        if copies := frozenset(_shared(images, rest)):
+            text = f"{len(copies)} of {n} images equal the image of another prompt to the pixel"
+            result.append(Finding(text, copies))
     elif n > 1 and len(rest) == n and len({image.digest for image in images} - {None}) == 1:
         result.append(Finding(f"all {n} images are equal to the pixel", frozenset(rest)))
     return result
 
 
 def _of_wrong_size(images: Sequence[ImageFacts], requested: str | None) -> Finding | None:
-    """The images of another size than the requested one, or without one the very small ones."""
+    """The images of another size than the requested one. Without a requested size: very small images."""
     sizes = {i: image.size for i, image in enumerate(images) if image.size}
     wrong = {i: s for i, s in sizes.items() if (f"{s[0]}x{s[1]}" != requested if requested else min(s) < LEAST_SIDE)}
     if not wrong:
@@ -176,7 +178,7 @@ def _of_wrong_size(images: Sequence[ImageFacts], requested: str | None) -> Findi
 
 
 def _shared(images: Sequence[ImageFacts], among: Sequence[int]) -> list[int]:
-    """The images that are equal to the pixel to one of another prompt."""
+    """The images that equal another prompt's image to the pixel."""
     by_digest: dict[str, dict[int, str]] = defaultdict(dict)
     for i in among:
         if digest := images[i].digest:
@@ -185,27 +187,27 @@ def _shared(images: Sequence[ImageFacts], among: Sequence[int]) -> list[int]:
 
 
 def of_records(records: Sequence[Record], requested: str | None = None) -> list[Finding]:
-    """The `findings` of a run."""
-    return findings([ImageFacts.of(record) for record in records], requested)
+    """The `findings` on the images of a run."""
+    return findings([ImageFacts.from_record(record) for record in records], requested)
 
 
 def column(records: Sequence[Record], wrong: Sequence[Finding]) -> int | None:
-    """The column `degenerate_images` of these records; None for older ones, which were not looked at."""
+    """The column `degenerate_images` of these records; None for older records, which were not checked."""
     known = any(record.contrast is not None or record.distinct is not None for record in records)
     return count(wrong) if known else None
 
 
 def count(wrong: Sequence[Finding]) -> int:
-    """How many images are degenerate."""
+    """The number of degenerate images."""
     return len(frozenset[int]().union(*(finding.images for finding in wrong if finding.degenerate)))
 
 
 def why_failed(row: Mapping[str, Any]) -> str:
-    """Why a run with this row fails for its degenerate images; empty where it does not."""
-    some, images = (int(row.get(name) or 0) for name in ("degenerate_images", "images"))  # cells may be text
-    if some <= MOST * images:
+    """Why a run with this row fails because of degenerate images; "" if it does not fail."""
+    degenerate, images = (int(row.get(name) or 0) for name in ("degenerate_images", "images"))  # cells may be text
+    if degenerate <= MOST * images:
         return ""
     return (
-        f"{some} of {images} images are degenerate, more than {MOST:.0%} (the note says how): look at them before you"
-        " use this row"
+        f"{degenerate} of {images} images are degenerate, more than {MOST:.0%} (the note says how): look at them before"
+        " you use this row"
     )

@@ -1,4 +1,4 @@
-"""A metric of a run's images against that of vanilla AR's images of the same prompts: values and words, from a row."""
+"""A metric of a run's images compared with vanilla AR's images of the same prompts: values and sentences."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from specbench.rows.columns import FLOAT32, SHOWN
 
 LEVEL = 0.95  # of intervals; 1 - LEVEL is the level of the tests
-POWER = 0.95  # the probability with which a test finds a difference
-SHARE = 0.01  # of vanilla's value: a size of difference for which the prompts are counted
+POWER = 0.95  # the probability that a test detects a difference
+SHARE = 0.01  # of vanilla's value: the difference for which the required prompts are counted
 
 
 def reach(stderr: float) -> float:
-    """The difference that a two-sided test at the level 1 - `LEVEL` finds with probability `POWER`, where its standard
+    """The difference that a two-sided test at the level 1 - `LEVEL` detects with probability `POWER` if its standard
     error is `stderr`: (z_a + z_b) stderr, a normal approximation."""
     from scipy.special import ndtri
 
@@ -23,14 +23,14 @@ def reach(stderr: float) -> float:
 
 
 def pairs_for(size: float, n: int, stderr: float) -> int:
-    """The pairs with which that test finds a difference of `size`, if n pairs have the standard error `stderr`."""
+    """The number of pairs with which that test detects a difference of `size`, if n pairs have the error `stderr`."""
     return math.ceil(n * (reach(stderr) / size) ** 2)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A metric's column, its value and vanilla's over the same n prompts. stderr: of value - vanilla, over prompts;
-    None where it is not known."""
+    """A metric's column, its value, and vanilla's value over the same n prompts. stderr: of value - vanilla, over
+    prompts; None if unknown."""
 
     column: str
     value: float
@@ -44,12 +44,12 @@ class Difference:
 
     @property
     def is_tested(self) -> bool:
-        """Whether the prompts vary, so that there is an interval."""
+        """Whether the differences vary between prompts, so that an interval exists."""
         return self.stderr is not None and self.stderr > FLOAT32 * max(abs(self.value), abs(self.vanilla))
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The ends of the `LEVEL` interval, by Student's t; only where `is_tested`."""
+        """The ends of the `LEVEL` interval, by Student's t; only valid if `is_tested`."""
         from scipy.special import stdtrit
 
         half = float(stdtrit(self.n - 1, (1 + LEVEL) / 2)) * (self.stderr or 0.0)
@@ -57,7 +57,7 @@ class Difference:
 
     @property
     def p(self) -> float:
-        """Two-sided p-value of the paired t-test; only where `is_tested`."""
+        """Two-sided p-value of the paired t-test; only valid if `is_tested`."""
         from scipy.special import stdtr
 
         return 2 * float(stdtr(self.n - 1, -abs(self.difference) / (self.stderr or math.inf)))
@@ -67,11 +67,11 @@ class Difference:
         return self.is_tested and self.p < 1 - LEVEL
 
     def sentences(self) -> list[str]:
-        """Both sides and the interval; what the interval says; how many prompts a difference needs."""
+        """Both values and the interval; the conclusion from the interval; how many prompts a difference needs."""
         digits = 4 if not self.is_tested else min(9, max(4, 1 - math.floor(math.log10(self.stderr or 1))))
         first = f"vanilla {self.vanilla:.{digits}f}, difference {self.difference:+.{digits}f}"
         if self.stderr is None:
-            return [f"{first} (its error is not known, so nothing says whether it is significant)"]
+            return [f"{first} (its error is not known, so that its significance is not known either)"]
         if not self.is_tested:
             return [f"{first}, for every prompt: nothing to test"]
         low, high = self.interval
@@ -79,7 +79,7 @@ class Difference:
         return [first, self._verdict(low, high, digits), self._needed(digits)]
 
     def _verdict(self, low: float, high: float, digits: int) -> str:
-        """In words: what the interval has and what it excludes."""
+        """The conclusion in words: which losses and gains the interval contains or excludes."""
         p = f"p = {self.p:.2g}" if self.p >= 1e-300 else "p < 1e-300"
         signs = {"loss": -1, "gain": 1} if SHOWN[self.column].better == "higher" else {"loss": 1, "gain": -1}
         if self.is_significant:
@@ -124,9 +124,9 @@ def differences(row: Mapping[str, Any], columns: Iterable[str]) -> list[Differen
     ]
 
 
-def several(found: Iterable[Difference]) -> str:
-    """What to know where several differences are tested; else empty."""
-    tests = sum(one.is_tested for one in found)
+def several(differences: Iterable[Difference]) -> str:
+    """A warning if several differences are tested; else ""."""
+    tests = sum(difference.is_tested for difference in differences)
     if tests < 2:
         return ""
     return (

@@ -1,8 +1,8 @@
-"""Records: an object for each image, in an append-only journal.
+"""Records: one object per image, in an append-only journal.
 
-A record is one line of JSON with its own checksum, appended only when that image's PNG is in place. A process that is
+A record is one line of JSON with its own checksum, appended only after that image's PNG is in place. A process that is
 killed at any instant therefore loses at most the image that it was decoding. Reading repairs what a kill can leave: a
-half-written last line is dropped, and so is a record whose image is gone. Any other line that is not whole was changed.
+half-written last line is dropped, and so is a record whose image is missing. Any other incomplete line was edited.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ T = TypeVar("T")  # a dataclass
 
 
 def encode(values: Mapping[str, Any]) -> bytes:
-    """The line of an object, newline included. ValueError for a number that JSON lacks."""
+    """The line of an object, including the newline. ValueError for a number that JSON cannot represent."""
     text = json.dumps(values, ensure_ascii=False, allow_nan=False)
     return f'{text[:-1]}, "check": "{_check(text)}"}}\n'.encode()
 
 
 def decode(line: bytes) -> dict[str, Any]:
-    """The object of a line. ValueError or RecursionError where it is none, or its checksum differs."""
+    """The object of a line. ValueError or RecursionError if it is not an object, or its checksum differs."""
     values = json.loads(line)
     if not isinstance(values, dict):
         raise ValueError("it is not an object")
@@ -49,13 +49,13 @@ def _check(text: str) -> str:
 
 
 def _objects(text: bytes, read: Callable[[bytes], T], path: Path, kind: str) -> list[T]:
-    """The objects in the lines of a file. read: of a line; kind: of an object, such as "a score". A last line that a
-    kill left half-written is dropped. UsageError for any other line that is none, with what is wrong with it."""
+    """The objects in the lines of a file. read: parses a line; kind: the noun for messages, such as "a score". A last
+    line that a kill left half-written is dropped. UsageError, with the reason, for any other line that is invalid."""
     *lines, last = text.split(b"\n")
-    found = []
+    objects = []
     for number, line in enumerate([*lines, last], 1):
         try:
-            found += [read(line)] if line else []
+            objects += [read(line)] if line else []
         except (UsageError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as e:
             if number > len(lines):
                 break
@@ -63,16 +63,16 @@ def _objects(text: bytes, read: Callable[[bytes], T], path: Path, kind: str) -> 
             raise UsageError(
                 f"line {number} of {path} is not {kind}, or was changed{why}; remove that line and run again"
             ) from None
-    return found
+    return objects
 
 
 class AppendOnly(Generic[T]):
-    """The objects in the lines of a file, in their order, and the only way to add one. Nothing in it is replaced."""
+    """The objects in the lines of a file, in their order, with a method to add one. No line is ever replaced."""
 
     def __init__(self, path: Path, read: Callable[[bytes], T], kind: str) -> None:
-        """Reads `path`, see `_objects`."""
+        """Reads `path`; see `_objects`."""
         text = content(path) if path.exists() else b""
-        whole = text.rfind(b"\n") + 1  # a killed process may have begun another line
+        whole = text.rfind(b"\n") + 1  # a killed process may have left an incomplete line
         self._cut = whole if whole < len(text) else None
         self.path, self.lines = path, _objects(text[:whole], read, path, kind)
 
@@ -90,11 +90,11 @@ class AppendOnly(Generic[T]):
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One image. Times are wall seconds; those of a batch are divided evenly over its images. Of an image that a server
-    decoded (`request_s`), tokens and steps are unknown: 0."""
+    """One image. Times are wall seconds; times of a batch are divided evenly over its images. For an image that a
+    server decoded (`request_s`), tokens and steps are unknown: 0."""
 
-    index: int  # of the image (see `indices`), of a prompt's first one that of the prompt; with the seed, the key of
-    # the random stream
+    index: int  # of the image (see `indices`); the first image of a prompt has the index of the prompt; with the seed,
+    # the key of the random stream
     prompt: str
     seed: int
     tokens: int  # generated tokens T
@@ -102,20 +102,21 @@ class Record:
     drafted: int  # draft tokens verified
     accepted: int  # draft tokens accepted
     accepted_length: float  # tokens / steps
-    latency_s: float | None  # decode time of this image alone; None where it was in a batch, or not timed
+    latency_s: float | None  # decode time of this image alone; None if it was in a batch, or not timed
     decode_s: float  # its share of the decode time of its batch; at batch 1 the latency
     text_s: float  # its share of the text encoding
     pixels_s: float  # its share of the pixel decoding
     batch: int  # images decoded together
-    peak_memory_mib: float  # up to this image: device memory on CUDA, resident memory of the process elsewhere
+    peak_memory_mib: float  # up to this image: device memory on CUDA, otherwise resident memory of the process
     image: str  # file name of the PNG, relative to the run's folder
     sha256: str  # of the pixels, row by row, as uint8 RGB
     session: str  # the process that decoded it, an entry of run.json
     timed: int | None = None  # number of its batch among the timed ones of its process, from 1; None: not timed
-    # Its steps (`decoding.image_statistics`). Statistics of drafts are over the steps with a draft, None without any.
+    # Its steps (`decoding.image_statistics`). Statistics of drafts are over the steps with a draft; None without
+    # drafts.
     accepted_per_step: list[int]  # draft tokens accepted inside the image
     accepted_by_depth: list[int]  # steps that accepted a draft token at depth 1, 2, ...
-    verified_by_depth: list[int]  # steps that verified one there: it was offered, those above it accepted
+    verified_by_depth: list[int]  # steps that verified one at depth 1, 2, ...: offered, and those above it accepted
     log_prob_mean: float | None = None  # natural-log probability of a token under the target, mean over the tokens;
     log_prob_std: float | None = None  # its standard deviation. With guidance and temperature, before top-k and top-p
     draft_tv: float | None = None  # total variation of drafter's and target's next-token distributions, mean of drafts
@@ -123,27 +124,28 @@ class Record:
     draft_top1: float | None = None  # share of drafts whose top-1 next token is the target's top-1
     draft_top3: float | None = None  # share of drafts with the target's top-1 in their top-3
     select_share: float | None = None  # share of selections (select=auto) over nodes with a choice, mean of drafts
-    # How far the distributions that its tokens were emitted from are from the target's (see `decoding.emitted`), means
-    # over tokens: total variation; KL divergence in nats, None where it is infinite; mass where the target has none.
+    # The distance between the distributions that its tokens were emitted from and the target's (see
+    # `decoding.emitted`), means over tokens: total variation; KL divergence in nats, None if it is infinite; mass where
+    # the target has none.
     emitted_tv: float | None = None
     emitted_kl: float | None = None
     emitted_outside: float | None = None
-    # Of chains of sampled tokens, nats: the least KL divergence with which as much could be accepted, mean over tokens;
-    # and the largest ratio of a token's emitted probability to the target's: over all tokens, and by the depth at which
-    # they were verified, from 1 on, the mean of its natural logarithm.
+    # For chains of sampled tokens, in nats: the minimum KL divergence at the same acceptance, mean over tokens; and the
+    # maximum ratio of a token's emitted probability to the target's: over all tokens, and for each depth at which they
+    # were verified, from 1 on, the mean of its natural logarithm.
     emitted_kl_optimal: float | None = None
     emitted_ratio_max: float | None = None
     emitted_log_ratio: list[float] | None = None
     draft_passes: int  # forward passes of a drafter network in its steps
-    # Of models with continuous tokens. In order of generation: the positions of the tokens, and for each "1" an
-    # accepted draft, "0" a rejected one, "." no verified draft.
+    # For models with continuous tokens. In order of generation: the positions of the tokens, and for each token "1" for
+    # an accepted draft, "0" for a rejected one, "." for no verified draft.
     order: list[int] | None = None
     drafts: str | None = None
     tries: list[int] | None = None  # proposals for each token after a rejection
-    fallbacks: int | None = None  # of those, how many were accepted because no tries were left
+    fallbacks: int | None = None  # how many of those tokens were accepted because no tries remained
     draft_s: float | None = None  # its share of the drafting time of its batch
     made: int | None = None  # tokens drafted, including those that were never verified
-    # Of an image that a server decoded: seconds from its arrival to its answer, and requests until there was one.
+    # For an image that a server decoded: seconds from its arrival to its answer, and the number of requests.
     request_s: float | None = None
     attempts: int | None = None
     failed: int | None = None  # requests for it that an earlier start gave up
@@ -151,17 +153,17 @@ class Record:
     ar_s: float | None = None  # seconds of the stages that decode tokens, as the server reports them
     repeated: int | None = None  # 1: an earlier request with its prompt and seed had the same image; 0: another one
     # Whether it is degenerate (see `rows.degenerate`).
-    contrast: int | None = None  # the largest difference of two pixels in a channel
+    contrast: int | None = None  # the maximum difference of two pixels in a channel
     distinct: float | None = None  # different codes / codes of the image
     repetition: float | None = None  # agreement with itself at a shift, of its codes, or of its pixels without codes
     id: str  # name of the prompt in its data set, by which metrics pair
     category: str | None = None  # of the prompt, as its data set names it
     done: float  # when it was decoded, seconds since 1970
-    config: str | None = None  # hash of what it was decoded with (`provenance.decoding_hash`); older records lack it
+    config: str | None = None  # hash of the configuration (`provenance.decoding_hash`); older records have none
 
     @property
     def is_baseline(self) -> bool:
-        """Whether vanilla AR next to the method decoded it."""
+        """Whether it belongs to the baseline, the vanilla AR images of a run with another method."""
         return self.image.startswith("baseline/")
 
 
@@ -171,12 +173,12 @@ def to_line(record: Record) -> bytes:
 
 
 def from_line(line: bytes) -> Record:
-    """The record of a line. ValueError, TypeError or RecursionError where it is none, or its checksum differs."""
+    """The record of a line. ValueError, TypeError or RecursionError if it is not a record, or its checksum differs."""
     return Record(**decode(line))
 
 
 def _checked(line: bytes) -> Record:
-    """The record of an untrusted line; as `from_line`, and UsageError for a `fault`."""
+    """The record of an untrusted line. Raises the errors of `from_line`, and UsageError for a `fault`."""
     record = from_line(line)
     if problem := fault(record):
         raise UsageError(problem)
@@ -184,7 +186,7 @@ def _checked(line: bytes) -> Record:
 
 
 class Journal:
-    """The records of one pass over the prompts, by index, and the only way to add to them."""
+    """The records of one pass over the prompts, by index, with a method to add one."""
 
     def __init__(self, path: Path) -> None:
         """Reads `path`, and repairs it. Raises UsageError for a line that no kill can explain."""
@@ -202,15 +204,15 @@ class Journal:
         return index in self.records
 
     def missing(self, wanted: Iterable[int]) -> list[int]:
-        """The images without a record, of those with these numbers (see `indices`)."""
+        """The numbers (see `indices`) of the wanted images that have no record."""
         return [i for i in wanted if i not in self.records]
 
-    def of(self, wanted: Iterable[int]) -> list[Record]:
+    def records_of(self, wanted: Iterable[int]) -> list[Record]:
         """The records of the images with these numbers; all must exist."""
         return [self.records[i] for i in wanted]
 
     def add(self, record: Record, pixels: np.ndarray) -> None:
-        """Writes the image, (H, W, 3) uint8, and only then appends the record; both are then on disk."""
+        """Writes the image, (H, W, 3) uint8, and then appends the record. Both are on disk when this returns."""
         if record.index in self.records:
             raise ValueError(f"index {record.index} is already in {self.path}")
         if self.records and not self.path.exists():
@@ -224,7 +226,7 @@ class Journal:
         self.records[record.index] = record
 
     def image(self, index: int) -> np.ndarray:
-        """The image of a record, (H, W, 3) uint8. Raises UsageError when it is not the recorded one."""
+        """The image of a record, (H, W, 3) uint8. Raises UsageError if its pixels differ from the recorded ones."""
         record = self.records[index]
         path = self.path.parent / record.image
         try:
@@ -240,21 +242,21 @@ TIMINGS = "timings.jsonl"  # in the folder of a run
 
 
 class TimingJournal(AppendOnly[Record]):
-    """Records of images that were decoded again for their seconds alone, of both passes, in the order of decoding.
-    Their tokens and pixels are the same as before, and are not kept. A new pair does not replace an older one."""
+    """Records of images that were decoded again only for their seconds, of both passes, in the order of decoding. Their
+    tokens and pixels are the same as before, and are not stored. A new pair does not replace an older one."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, _checked, "a record")
 
 
-IMAGE_NAME = r"\w+/\d+(-\d+)?\.png"  # an image of a record
+IMAGE_NAME = r"\w+/\d+(-\d+)?\.png"  # the image of a record
 
 
 _LARGEST = 1e100  # its square is still a number
 
 
 def fault(record: Record) -> str:
-    """What is wrong with an untrusted record; empty where nothing is."""
+    """The mistake in an untrusted record; "" if it is valid."""
     for field in fields(record):
         name, value, (kind, _, optional) = field.name, getattr(record, field.name), str(field.type).partition(" | ")
         if value is None and optional:
@@ -283,14 +285,14 @@ def fault(record: Record) -> str:
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of a finished or running pass, by index, without touching the file."""
+    """The records of a finished or running pass, by index. Does not repair the file."""
     return sorted(_objects(content(path), _checked, path, "a record"), key=lambda r: r.index)
 
 
 def read_of(path: Path, wanted: Sequence[int]) -> list[Record] | None:
-    """The records of the images with these numbers, without touching the file; None where some are missing."""
-    held = {record.index: record for record in read_records(path)} if path.is_file() else {}
-    return [held[i] for i in wanted] if held.keys() >= set(wanted) else None
+    """The records of the images with these numbers; None if some are missing. Does not repair the file."""
+    records = {record.index: record for record in read_records(path)} if path.is_file() else {}
+    return [records[i] for i in wanted] if records.keys() >= set(wanted) else None
 
 
 def pixel_digest(pixels: np.ndarray) -> str:

@@ -16,7 +16,7 @@ from specbench.errors import UsageError
 from specbench.rows import journal
 from specbench.storage.files import content, sha256, write_atomically
 
-#: The embedded metrics had the names of their columns before the real metrics took these names.
+#: The embedded metrics had these names before the real metrics took them.
 _RENAMED = {"fid": "scenes_fid", "clip_score": "scenes_clip", "image_reward": "scenes_reward"}
 # A hash exchanges older and newer names, so that old rows keep their hash and no two metrics share one.
 _HASHED_AS = _RENAMED | {new: old for old, new in _RENAMED.items()}
@@ -25,10 +25,10 @@ _HASHED_AS = _RENAMED | {new: old for old, new in _RENAMED.items()}
 def config_hash(cfg: Mapping[str, Any]) -> str:
     """Hash of a checked configuration: equal for equal measurements.
 
-    Over every parameter but locations (`out`, `data_dir`, `metrics_dir`, `url`), those of the tracker, `workers` and
-    `ray_address` (which processes work; a row's note reports them), `timing` and `emitted_draws` (columns of the row
-    report them), `protocol` and `variant`, whose values are parameters themselves, and the values in `variants.ADDED`;
-    `reference` and `drafter_weights` count if given, `verification` if it is not token-wise. `batch`, `device`,
+    Covers every parameter except locations (`out`, `data_dir`, `metrics_dir`, `url`), the parameters of the tracker,
+    `workers` and `ray_address` (a row's note reports them), `timing` and `emitted_draws` (columns of the row report
+    them), `protocol` and `variant`, whose values are parameters themselves, and the values in `variants.ADDED`.
+    `reference` and `drafter_weights` count if they are set, `verification` if it is not token-wise. `batch`, `device`,
     `dtype`, `engine` and `warmup` count, because a latency depends on them, although on a CPU they change no image.
     """
     kept = _hashed(cfg)
@@ -36,7 +36,7 @@ def config_hash(cfg: Mapping[str, Any]) -> str:
     return sha256(json.dumps(kept, sort_keys=True), 12)
 
 
-#: Parameters that may change between two starts of a run in one folder: they change no image.
+#: Parameters that may change between two starts of a run in one folder, because they change no image.
 MAY_CHANGE = tuple(
     "n shard metrics metrics_dir reference baseline out data_dir timing emitted_draws workers ray_address url log"
     " log_project log_dir".split()
@@ -44,7 +44,8 @@ MAY_CHANGE = tuple(
 
 
 def decoding_hash(cfg: Mapping[str, Any], baseline: bool = False) -> str:
-    """Hash of what an image is decoded with: the parameters but `MAY_CHANGE`. baseline: of an image of vanilla AR."""
+    """Hash of the parameters that an image depends on: all except `MAY_CHANGE`. baseline: for an image of vanilla
+    AR."""
     kept = {name: value for name, value in _hashed(cfg).items() if name not in MAY_CHANGE}
     return sha256(json.dumps([kept, "vanilla" if baseline else "method"], sort_keys=True), 12)
 
@@ -55,7 +56,7 @@ def _hashed(cfg: Mapping[str, Any]) -> dict[str, Any]:
         "out data_dir metrics_dir protocol workers ray_address timing emitted_draws variant url log log_project"
         " log_dir".split()
     )
-    left_out |= {"verification"} if cfg.get("verification") == "token" else set()  # older rows lack it
+    left_out |= {"verification"} if cfg.get("verification") == "token" else set()  # older rows have no such parameter
     left_out |= {name for name, value in variants.ADDED.items() if cfg.get(name) == value}
     left_out |= {name for name in ("reference", "drafter_weights") if cfg.get(name) is None}
     kept: dict[str, Any] = {name: value for name, value in cfg.items() if name not in left_out}
@@ -67,7 +68,7 @@ def _hashed(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def utc() -> str:
-    """The time now, as rows and files record it."""
+    """The current time, as rows and files record it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -77,10 +78,13 @@ def new_run_id() -> str:
 
 @dataclass(frozen=True)
 class RunMetadata:
-    """run_id: unique. config: digests of config.yaml, the one that it has last; two while it is being written, none in
-    folders of older versions. sessions: the processes by name, each with its environment, see `worker.Joined`. begun:
-    the latest start, seconds since 1970. smallest_batch: to which a lack of memory led. logged: tracker -> digest of
-    the row that it got. asked: whether the metrics of the latest start were asked for by name."""
+    """The content of run.json.
+
+    run_id: unique. config: digest of config.yaml; two digests while it is being written, none in folders of older
+    versions. sessions: the processes by name, each with its environment, see `worker.Joined`. begun: the latest start,
+    seconds since 1970. smallest_batch: the size to which batches shrank because memory was too small. logged: tracker
+    -> digest of the row that was written to it. asked: whether the metrics of the latest start were requested by name.
+    """
 
     run_id: str
     config: tuple[str, ...] = ()
@@ -92,28 +96,28 @@ class RunMetadata:
 
     @classmethod
     def new(cls) -> Self:
-        """Of a run that begins."""
+        """The metadata of a new run."""
         return cls(new_run_id())
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """UsageError where a run cannot have written the file, or it was changed since."""
+        """Reads run.json. UsageError if a run cannot have written the file, or if it was edited."""
         try:
             text = content(path)
             values = json.loads(text)
             if "check" in values or "config" in values:  # older versions wrote neither
                 values = journal.decode(text)
             known = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
-            found = cls(**known | {"config": tuple(values.get("config", ()))})
-            sessions = found.sessions.values()
-            if isinstance(found.run_id, str) and all(isinstance(one, dict) for one in sessions):
-                return found
+            metadata = cls(**known | {"config": tuple(values.get("config", ()))})
+            sessions = metadata.sessions.values()
+            if isinstance(metadata.run_id, str) and all(isinstance(session, dict) for session in sessions):
+                return metadata
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             pass
         raise UsageError(f"{path} is not as specbench run wrote it; restore the file, or name another folder")
 
     def content(self) -> bytes:
-        """The file."""
+        """The content of the file."""
         return journal.encode(asdict(self))
 
     def write(self, path: Path) -> None:
@@ -121,5 +125,5 @@ class RunMetadata:
         write_atomically(path, self.content())
 
     def changed(self, **values: Any) -> Self:
-        """With other values."""
+        """A copy with other values."""
         return replace(self, **values)

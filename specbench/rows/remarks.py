@@ -1,7 +1,7 @@
-"""What a row's note says: how the row was measured, and why it lacks a metric. (Of its images: `rows.degenerate`.)
+"""The remarks in a row's note: how it was measured, and why a metric is missing. (On its images: `rows.degenerate`.)
 
 A run whose metric could not be computed is complete: its images and its row exist. It ends with exit code 3 if the
-metric was asked for, on the command line or by an experiment, a protocol, a suite or a table, and with 0 if it is a
+metric was requested, on the command line or by an experiment, a protocol, a suite or a table, and with 0 if it is a
 default of the model or the data set.
 """
 
@@ -21,50 +21,52 @@ def measurement_remarks(
     cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]], row: Mapping[str, Any]
 ) -> list[str]:
     """Remarks on how a row was measured."""
-    found, timed = protocol_remarks(cfg), row["timing"]
+    remarks, timed = protocol_remarks(cfg), row["timing"]
     if other := variants.departures(cfg):
-        found.append(f"departs from variant {cfg['variant']}: {', '.join(other)}")
+        remarks.append(f"departs from variant {cfg['variant']}: {', '.join(other)}")
     if not parameters.in_raster_order(cfg):
-        found.append("perplexity, log_prob: of each token given those that existed when it was sampled")
+        remarks.append("perplexity, log_prob: of each token given those that existed when it was sampled")
     singly = "iterations" in cfg
     grouped = parameters.kind("model", cfg["model"]) == "ordered" and (not singly or cfg["iterations"])
     if row["baseline_run_id"] and grouped:
         over = "with one token a pass, in the same orders" if singly else "itself, whose groups are part of the model"
-        found.append(f"speed-ups: over {cfg['model']} {over}")
+        remarks.append(f"speed-ups: over {cfg['model']} {over}")
     if cfg["batch"] > 1:
-        found.append(f"decoded in batches of {cfg['batch']}: a latency is measured at batch 1 only")
+        remarks.append(f"decoded in batches of {cfg['batch']}: a latency is measured at batch 1 only")
     if timing.is_timed(cfg) and not timed:
-        found.append("some images were decoded without timing: a run in another folder measures seconds")
+        remarks.append("some images were decoded without timing: a run in another folder measures seconds")
     elif timed and row["baseline_run_id"]:
         paired = (row["timed_pairs"] or 0) - (row["further_pairs"] or 0)
         batches = -(-row["images"] // cfg["batch"])
         if paired < batches:
             what = "images" if cfg["batch"] == 1 else "batches"
-            found.append(
+            remarks.append(
                 f"{batches - paired} of {batches} {what} were not decoded next to their baseline: they do not count in"
                 " speed-ups in seconds"
             )
     if why := unsteady(row):
-        found.append(f"{why}: its seconds are not shown")
+        remarks.append(f"{why}: its seconds are not shown")
     num_workers = max(session.get("workers", 1) for session in sessions.values())
     if num_workers > 1:
-        found.append(f"decoded by {num_workers} workers: no seconds are measured")
+        remarks.append(f"decoded by {num_workers} workers: no seconds are measured")
     if len(sessions) > 1:
-        found.append(f"decoded in {len(sessions)} processes" + (": their timings are mixed" if timed else ""))
+        remarks.append(f"decoded in {len(sessions)} processes" + (": their timings are mixed" if timed else ""))
         for name in ("commit", "plugins", "device_name", "torch"):
             if len({str(session.get(name)) for session in sessions.values()}) > 1:
-                found.append(f"the processes differ in {name.replace('_', ' ')}, the last one's is given")
-    return found
+                remarks.append(f"the processes differ in {name.replace('_', ' ')}, the last one's is given")
+    return remarks
 
 
 def emitted_remarks(cfg: Mapping[str, Any], images: Sequence[Record]) -> list[str]:
-    """Why a row lacks emitted_tv or emitted_kl."""
+    """Why a row has no emitted_tv or emitted_kl."""
     if images[0].drafts is not None or not cfg["emitted_draws"]:
         return []
     outside = [r.emitted_outside for r in images if r.emitted_outside is not None]
     if not outside:
-        way = cfg.get("verification", "token")
-        what = f"rule {cfg['rule']} on trees of sampled tokens" if way == "token" else f"verification={way}"
+        verification = cfg.get("verification", "token")
+        what = f"verification={verification}"
+        if verification == "token":
+            what = f"rule {cfg['rule']} on trees of sampled tokens"
         not_drawn = {"stored": "old", "siblings": "residual", "coupling": "threshold", "opening": "greedy"}
         if any(cfg.get(name) == value for name, value in not_drawn.items()):
             what = "tokens that were not drawn from their stored distribution"
@@ -79,15 +81,15 @@ def emitted_remarks(cfg: Mapping[str, Any], images: Sequence[Record]) -> list[st
             what = f"{who}, whose tokens are not sampled in raster order"
         return [f"emitted_kl: like emitted_tv not computed for {what}"]
     if len(outside) < len(images):
-        return [f"emitted_kl: not recorded of {len(images) - len(outside)} images, which an earlier process decoded"]
+        return [f"emitted_kl: not recorded for {len(images) - len(outside)} images, which an earlier process decoded"]
     share = sum(outside) / len(outside)
     return [f"emitted_kl: infinite, as the target never gives {share:.2g} of the emitted tokens"] * (share > 0)
 
 
 def protocol_remarks(cfg: Mapping[str, Any]) -> list[str]:
-    """Remarks on the protocol for a row: where the run departs from it, and which parameters it leaves open.
+    """Remarks on the protocol of a row: where the run departs from it, and which parameters it does not state.
 
-    cfg: the checked configuration. Empty for a run without a protocol.
+    cfg: the checked configuration. Returns [] for a run without a protocol.
     """
     if not cfg["protocol"]:
         return []
@@ -103,24 +105,24 @@ def protocol_remarks(cfg: Mapping[str, Any]) -> list[str]:
     for key, value in (protocol.values_for(cfg["model"], cfg["data"]) | chosen).items():
         if key not in cfg:
             continue
-        mine = f"{key} {_shown(key, cfg[key])}"
+        setting = f"{key} {_shown(key, cfg[key])}"
         options = protocols.options(key, value)
         shown = [_shown(key, option) for option in options]
         if value is None:
-            parts[open_].append(mine)
+            parts[open_].append(setting)
         elif not any(_same(cfg[key], option) for option in options):
-            parts[departs].append(f"{mine} (not {' or '.join(shown)})")
+            parts[departs].append(f"{setting} (not {' or '.join(shown)})")
         elif len(options) > 1:
-            parts[several].append(f"{mine} (of {', '.join(shown)})")
+            parts[several].append(f"{setting} (of {', '.join(shown)})")
         elif key in protocol.from_code:
-            parts[code].append(mine)
+            parts[code].append(setting)
     others = f"{', '.join(protocol.models)}, not {cfg['model']}" if protocol.models else "no model"
-    found = [] if cfg["model"] in protocol.models else [f"protocol {protocol.label} names {others}"]
-    return found + [f"{sentence}: {', '.join(held)}" for sentence, held in parts.items() if held]
+    other_model = [] if cfg["model"] in protocol.models else [f"protocol {protocol.label} names {others}"]
+    return other_model + [f"{sentence}: {', '.join(items)}" for sentence, items in parts.items() if items]
 
 
-def _same(mine: Any, option: Any) -> bool:
-    return sorted(mine) == sorted(option) if isinstance(mine, list) and isinstance(option, list) else mine == option
+def _same(value: Any, option: Any) -> bool:
+    return sorted(value) == sorted(option) if isinstance(value, list) and isinstance(option, list) else value == option
 
 
 def _shown(name: str, value: Any) -> str:

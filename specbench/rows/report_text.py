@@ -1,4 +1,4 @@
-"""A run's report in words, from its row: on the screen, in a notebook, and on top of the contact sheet."""
+"""A run's report as text, from its row: for the screen, a notebook, and the top of the contact sheet."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from specbench.rows.differences import differences, several
 from specbench.rows.journal import Record
 from specbench.rows.shown import shown, unsteady
 
-_LEAST = 0.05  # seconds of a part of a start that is named, shown as 0.1
+_LEAST = 0.05  # seconds; shorter parts of a start are not listed
 
 
 def describe(cfg: Mapping[str, Any]) -> str:
-    """How the images were made: "cool_sd (drafter eagle_tree, rule cool, delta 1.1)" or, by a server, "served (4
+    """How the images were made: "cool_sd (drafter eagle_tree, rule cool, delta 1.1)" or, with a server, "served (4
     requests at a time)"."""
     if parameters.is_served(cfg):
         limit = cfg["concurrency"]
@@ -27,8 +27,8 @@ def describe(cfg: Mapping[str, Any]) -> str:
         return f"served ({cfg['request_rate']:g} requests/s" + (f", at most {limit} at a time)" if limit else ")")
     parts = [f"variant {cfg['variant']}"] if "variant" in cfg else []
     parts += [f"drafter {cfg['drafter']}", f"rule {cfg['rule']}"]
-    if (way := cfg.get("verification", "token")) != "token":
-        parts.append(f"verification {way}")
+    if (verification := cfg.get("verification", "token")) != "token":
+        parts.append(f"verification {verification}")
     parts += [
         f"{name} {cfg[name]:g}" for name in ("window", "delta", "strength", "budget") if cfg.get(name) is not None
     ]
@@ -44,14 +44,14 @@ def title(row: Mapping[str, Any], config: RunConfig, prompts: int) -> str:
 
 
 def quality(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> list[str]:
-    """What a contact sheet says about each metric's difference from vanilla AR."""
-    found = differences(shown(row), _columns(cfg))
-    lines = [f"{one.column} {one.value:.4f}, {'; '.join(one.sentences())}" for one in found]
-    return [*lines, *filter(None, [several(found)])]
+    """The lines of a contact sheet on each metric's difference from vanilla AR."""
+    compared = differences(shown(row), _columns(cfg))
+    lines = [f"{item.column} {item.value:.4f}, {'; '.join(item.sentences())}" for item in compared]
+    return [*lines, *filter(None, [several(compared)])]
 
 
 def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
-    """The key values of a row that may be shown as text, with their standard errors over images."""
+    """The key values of a row that may be shown, as text, with their standard errors over images."""
 
     def value(name: str, unit: str = "", digits: int = 2) -> str:
         if row.get(name) is None:
@@ -60,7 +60,7 @@ def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
 
     measured, row = row, shown(row)
     lines = _served_lines(row, value) if parameters.is_served(cfg) else _speed_lines(row, value)
-    against_vanilla = {one.column: one for one in differences(row, _columns(cfg))}
+    against_vanilla = {item.column: item for item in differences(row, _columns(cfg))}
     for name in _columns(cfg):
         backend = f"  [{row[f'{name}_backend']}]" if row.get(f"{name}_backend") else ""
         lines.append((name, value(name, digits=4) + backend))
@@ -69,11 +69,11 @@ def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
     lines += [("tests", several(against_vanilla.values())), ("note", str(row.get("note") or ""))]
     source = "/".join(filter(None, [row["data"], row["split"]]))
     where = row["device_name"] or row["server"] or "an unnamed server"
-    each = cfg.get("images_per_prompt") or 1
+    per_prompt = cfg.get("images_per_prompt") or 1
     count = (
         f"n={row['n']}"
         + (f" (shard {row['shard']})" if row.get("shard") else "")
-        + (f" with {each} images each" if each > 1 else "")
+        + (f" with {per_prompt} images each" if per_prompt > 1 else "")
     )
     head = f"{row['model']}: {describe(cfg)}, {source}, {count}, {where} (± standard error)"
     return "\n".join([head, *(line(name, text) for name, text in lines if text)])
@@ -89,7 +89,7 @@ def _columns(cfg: Mapping[str, Any]) -> list[str]:
 
 
 def _speed_lines(row: Mapping[str, Any], value: Callable[..., str]) -> list[tuple[str, str]]:
-    """Name -> text of the speed and the likelihood in a row; value: as in `report`."""
+    """Name -> text of the speed and the likelihood in a row; value: the function of `report`."""
     lines = [
         ("accepted length", value("accepted_length_mean", " tokens a step")),
         ("acceptance rate", f"{value('acceptance_rate')}, of the first draft token {value('first_accept')}"),
@@ -105,24 +105,24 @@ def _speed_lines(row: Mapping[str, Any], value: Callable[..., str]) -> list[tupl
     ]
     if row.get("timed_pairs"):
         further = f" ({row['further_pairs']} measured again)" if row["further_pairs"] else ""
-        steady = "does not hold" if unsteady(row) else "holds"
-        holds = "too few for a standard error" if row["speedup_throughput_stderr"] is None else steady
+        valid = "not valid, the speed-up was not steady" if unsteady(row) else "valid"
+        verdict = "too few for a standard error" if row["speedup_throughput_stderr"] is None else valid
         count = f"{row['timed_pairs']} pair{'s' if row['timed_pairs'] != 1 else ''}"
-        lines.append(("timing", f"over {count} with vanilla{further}: {holds}"))
+        lines.append(("timing", f"over {count} with vanilla{further}: {verdict}"))
     return lines
 
 
 def step_cost(row: Mapping[str, Any]) -> float | None:
-    """Seconds of a step, drafting included, over those of vanilla AR's, a pass over one token: the
-    speed-up in steps (over all images) over that in seconds (over the timed pairs). None where a speed-up is absent.
+    """Seconds of a step, including drafting, over the seconds of a step of vanilla AR, a pass over one token. It is the
+    speed-up in steps (over all images) over the speed-up in seconds (over the timed pairs). None if one is missing.
     row: see `shown`."""
     saved, faster = row.get("speedup_step"), row.get("speedup_throughput")
     return saved / faster if saved and faster else None
 
 
 def why_slower(row: Mapping[str, Any]) -> str:
-    """Why more steps are saved than seconds, and what the same steps could give. Empty where that is not so: where no
-    steps are saved, and where a step takes as long as vanilla's to within `SHIFT_BOUND`. row: see `shown`."""
+    """Why the speed-up in seconds is smaller than in steps, and what the same steps could give. "" if no steps are
+    saved, or if a step takes as long as vanilla's to within `SHIFT_BOUND`. row: see `shown`."""
     cost, saved = step_cost(row), row.get("speedup_step")
     if cost is None or saved is None or saved <= 1 or cost <= 1 + SHIFT_BOUND:
         return ""
@@ -131,7 +131,7 @@ def why_slower(row: Mapping[str, Any]) -> str:
         passes = row["draft_passes"] / row["steps"]
         parts.append(f"{passes:.3g} pass{'es' * (passes != 1)} of the drafter")
         if row.get("draft_cost"):
-            parts[0] += f" ({row['draft_cost']:.2f}x vanilla's time for a token each)"
+            parts[0] += f" ({row['draft_cost']:.2f}x vanilla's time per token for each)"
         extra = "drafting and verification"
     parts += [f"a target pass over {row['draft_tokens'] + 1:.3g} tokens"] if row.get("draft_tokens") else []
     made_of = f" ({', '.join([*parts, 'verification'])}; specbench bench times each)" if parts else ""
@@ -143,7 +143,7 @@ def why_slower(row: Mapping[str, Any]) -> str:
 
 
 def _served_lines(row: Mapping[str, Any], value: Callable[..., str]) -> list[tuple[str, str]]:
-    """Name -> text of what was measured of a server; value: as in `report`."""
+    """Name -> text of the measurements of a server; value: the function of `report`."""
     tail = ", ".join(f"p{p} {value(f'request_s_p{p}', digits=3)}" for p in (50, 95, 99))
     lines = [
         ("request latency", f"{value('request_s_mean', ' s', 3)}; {tail}"),
@@ -157,8 +157,8 @@ def _served_lines(row: Mapping[str, Any], value: Callable[..., str]) -> list[tup
 
 @dataclass(frozen=True)
 class TimeSpent:
-    """What one start of a run spent its time on: wall times, seconds since 1970, of the start, the end of decoding
-    (with loading), of scoring, and of the run."""
+    """The times of one start of a run, in seconds since 1970: the start, the end of decoding (including loading), the
+    end of scoring, and the end of the run."""
 
     began: float
     decoded: float
@@ -171,16 +171,17 @@ class TimeSpent:
         """Part -> seconds, which sum to the whole.
 
         Args:
-            records: of the method and of vanilla AR, repeated timings included. Those of earlier starts do not count.
-            sessions: the processes that decoded, see `provenance.RunMetadata`. Where several did at the same time, or a
-                server, the seconds of images do not sum to wall time, and decoding is one part.
+            records: of the method and of vanilla AR, including repeated timings. Records of earlier starts do not
+            count. sessions: the processes that decoded, see `provenance.RunMetadata`. If several decoded at the same
+            time, or
+                a server did, the seconds of images do not sum to wall time, and decoding is one part.
         """
         decoding, rest = self.decoded - self.began, self.ended - self.scored
         here = [r for r in records if r.done >= self.began]
         used = [sessions.get(name, {}) for name in {r.session for r in here}]
         parts: dict[str, float] = {}
-        if here and all(r.request_s is None for r in here) and all(one.get("workers", 1) == 1 for one in used):
-            parts = {"loading": sum(float(one.get("loaded_s") or 0) for one in used), "drafting": 0.0}
+        if here and all(r.request_s is None for r in here) and all(s.get("workers", 1) == 1 for s in used):
+            parts = {"loading": sum(float(s.get("loaded_s") or 0) for s in used), "drafting": 0.0}
             for r in here:
                 drafting, side = r.draft_s or 0.0, "vanilla" if r.is_baseline else method
                 parts["drafting"] += drafting
@@ -191,10 +192,10 @@ class TimeSpent:
         return parts | {"scoring": self.scored - self.decoded, "the rest": rest}
 
     def sentence(self, method: str, records: Iterable[Record], sessions: Mapping[str, Mapping[str, Any]]) -> str:
-        """The parts as text, without those that took next to nothing."""
+        """The parts as text, without very short ones."""
         parts = self.parts(method, records, sessions)
-        each = ", ".join(f"{name} {_seconds(spent)}" for name, spent in parts.items() if spent >= _LEAST)
-        return f"{_seconds(self.ended - self.began)} s" + (f": {each}" if each else "")
+        items = ", ".join(f"{name} {_seconds(spent)}" for name, spent in parts.items() if spent >= _LEAST)
+        return f"{_seconds(self.ended - self.began)} s" + (f": {items}" if items else "")
 
 
 def _seconds(spent: float) -> str:

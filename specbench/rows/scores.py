@@ -1,7 +1,7 @@
-"""Scores: lines of an append-only journal, scores.jsonl. Nothing in it is replaced; a request chooses.
+"""Scores: lines of an append-only journal, scores.jsonl. No line is replaced; each request chooses the lines it needs.
 
-A line is what one metric gave for one set of images: its columns, and fingerprints of everything that determines them.
-A score that is computed again with other images, weights or settings is another line.
+A line is the result of one metric for one set of images: its columns, and fingerprints of everything that determines
+them. A score that is computed again with other images, weights or settings is another line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from specbench.rows.columns import METRICS
 from specbench.rows.journal import AppendOnly, decode
 from specbench.storage.files import sha256
 
-#: What a line is of: a method's images, the vanilla AR images of the same prompts, or the difference of the two.
+#: What a line scores: a method's images, the vanilla AR images of the same prompts, or the difference of the two.
 Side = Literal["method", "vanilla", "difference"]
 
 
@@ -23,11 +23,11 @@ Side = Literal["method", "vanilla", "difference"]
 class Score:
     """The result of one column.
 
-    value: None where it was not measured; `note` then gives the reason.
-    stderr: standard error of `value` over images, or over prompts where these have several images; None where it cannot
-        be estimated.
-    backend: the scorer network, the hash of its weights and what else determines the value (resize, scale, prefix,
-        reference), such as "scenes-reader@1a2b3c4d".
+    value: None if it was not measured; `note` then gives the reason.
+    stderr: standard error of `value` over images, or over prompts if these have several images; None if it cannot be
+        estimated.
+    backend: the scorer network, the hash of its weights and everything else that determines the value (resize, scale,
+        prefix, reference), such as "scenes-reader@1a2b3c4d".
     note: one line on how to read the value; may be empty.
     """
 
@@ -45,9 +45,9 @@ class Score:
 class ScoreLine:
     """A metric's scores of one side.
 
-    n: number of images. images, prompts: their fingerprints (`fingerprint`). basis: everything else that determines the
-    values, as text (`Metric.basis`), or why the metric has no values. plugins: labels of the plug-ins that scored;
-    specbench, commit: version and commit of the code. time: UTC.
+    n: number of images. images, prompts: their fingerprints (`images_fingerprint`, `prompts_fingerprint`). fingerprint:
+    everything else that determines the values, as text (`Metric.fingerprint`), or why the metric has no values.
+    plugins: labels of the plug-ins that scored; specbench, commit: version and commit of the code. time: UTC.
     """
 
     metric: str
@@ -55,7 +55,7 @@ class ScoreLine:
     n: int
     images: str
     prompts: str
-    basis: str
+    fingerprint: str
     columns: Mapping[str, Score]
     plugins: Sequence[str]
     specbench: str
@@ -64,8 +64,8 @@ class ScoreLine:
 
     @property
     def is_measured(self) -> bool:
-        """Whether some column has a value."""
-        return any(one.value is not None for one in self.columns.values())
+        """Whether at least one column has a value."""
+        return any(score.value is not None for score in self.columns.values())
 
 
 class ScoreJournal(AppendOnly[ScoreLine]):
@@ -74,18 +74,22 @@ class ScoreJournal(AppendOnly[ScoreLine]):
     def __init__(self, path: Path) -> None:
         super().__init__(path, lambda line: _line(decode(line)), "a score")
 
-    def newest(self, metric: str, side: Side, images: str, prompts: str, basis: str | None = None) -> ScoreLine | None:
-        """The newest line of a metric for these images: with this basis or, without one, with a value."""
+    def newest(
+        self, metric: str, side: Side, images: str, prompts: str, fingerprint: str | None = None
+    ) -> ScoreLine | None:
+        """The newest line of a metric for these images: with this fingerprint or, if it is None, with a value."""
         for line in reversed(self.lines):
             of_images = (line.metric, line.side, line.images, line.prompts) == (metric, side, images, prompts)
-            if of_images and (line.is_measured if basis is None else line.basis == basis):
+            if of_images and (line.is_measured if fingerprint is None else line.fingerprint == fingerprint):
                 return line
         return None
 
 
 def _line(values: Mapping[str, Any]) -> ScoreLine:
-    columns = {str(name): Score(**one) for name, one in values["columns"].items()}
-    return ScoreLine(**{**values, "columns": columns})
+    columns = {str(name): Score(**fields) for name, fields in values["columns"].items()}
+    # earlier versions wrote the key `basis`
+    renamed = {"fingerprint" if name == "basis" else name: value for name, value in values.items()}
+    return ScoreLine(**{**renamed, "columns": columns})
 
 
 class _Prompted(Protocol):
@@ -95,7 +99,7 @@ class _Prompted(Protocol):
     def id(self) -> str: ...
 
 
-def fingerprint(digests: Iterable[str | None]) -> str:
+def images_fingerprint(digests: Iterable[str | None]) -> str:
     """Identifies images by their digests, in order."""
     return sha256(" ".join(digest or "" for digest in digests), 16)
 
@@ -107,17 +111,17 @@ def prompts_fingerprint(items: Iterable[_Prompted]) -> str:
 
 def score_columns(scores: Iterable[ScoreLine]) -> dict[str, Any]:
     """The columns of some scores."""
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for line in scores:
-        for name, one in line.columns.items():
+        for name, score in line.columns.items():
             if line.side == "difference":
-                found |= {f"{name}_difference": one.value, f"{name}_difference_stderr": one.stderr}
+                columns |= {f"{name}_difference": score.value, f"{name}_difference_stderr": score.stderr}
             else:
-                found |= {name: one.value, f"{name}_stderr": one.stderr, f"{name}_backend": one.backend or None}
-    return found
+                columns |= {name: score.value, f"{name}_stderr": score.stderr, f"{name}_backend": score.backend or None}
+    return columns
 
 
 def notes(scores: Iterable[ScoreLine]) -> list[str]:
-    """What scores say about how to read them, in the order of the columns."""
-    found = {name: one.note for line in scores for name, one in line.columns.items() if one.note}
-    return [f"{name}: {found[name]}" for name in METRICS if name in found]
+    """The notes of scores on how to read them, in the order of the columns."""
+    by_column = {name: score.note for line in scores for name, score in line.columns.items() if score.note}
+    return [f"{name}: {by_column[name]}" for name in METRICS if name in by_column]

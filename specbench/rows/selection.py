@@ -1,6 +1,6 @@
-"""Choosing among rows: conditions, an order, groups, columns, and how they are printed.
+"""Selects rows and columns: conditions, an order, groups, and how they are printed.
 
-Rows of one configuration and several seeds are one: means, and the standard deviation between seeds.
+Rows that differ only in their seed are shown as one: means, and the standard deviation between seeds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from specbench.rows.shown import MACHINE
 
 Row = Mapping[str, Any]
 
-#: Columns in which rows that are pooled agree: every parameter but the seed, what was measured by what, and where.
+#: Columns that must be equal in rows that are pooled: every parameter except the seed, the backends, and the machine.
 _SAME = (
     *(name for name in parameters.table() if name in COLUMNS and name not in ("seed", "protocol", "variant")),
     *(f"{name}_backend" for name in METRICS),
@@ -29,8 +29,8 @@ _SAME = (
     "specbench",
     "timing",
 )
-#: Columns of one row alone, which a pooled one names all.
-_OWN = ("run_id", "time", "config_hash", "seed", "prompts_hash", "note")
+#: Columns that differ between such rows; a pooled row lists all their values.
+_UNPOOLED = ("run_id", "time", "config_hash", "seed", "prompts_hash", "note")
 
 
 def spread_of(column: str) -> str:
@@ -39,20 +39,20 @@ def spread_of(column: str) -> str:
 
 
 def key(row: Row) -> tuple[str, ...]:
-    """What rows have in common that differ in their seed alone."""
+    """The values that rows share if they differ only in their seed."""
     return tuple(_plain(row.get(name)) for name in _SAME)
 
 
 def groups(rows: Iterable[Row]) -> list[list[Row]]:
-    """Rows that are of one configuration but for the seed, on one machine, by one commit; in the order of the first of
-    each. Of several rows of one seed the newest counts."""
-    found: dict[tuple[Any, ...], dict[Any, Row]] = {}
+    """Groups rows that differ only in their seed, in the order of their first rows. Of several rows with one seed, the
+    newest counts."""
+    by_key: dict[tuple[Any, ...], dict[Any, Row]] = {}
     for row in rows:
-        seeds = found.setdefault(key(row), {})
+        seeds = by_key.setdefault(key(row), {})
         seed = _plain(row.get("seed"))
         if seed not in seeds or str(row.get("time") or "") >= str(seeds[seed].get("time") or ""):
             seeds[seed] = row
-    return [list(seeds.values()) for seeds in found.values()]
+    return [list(seeds.values()) for seeds in by_key.values()]
 
 
 def _plain(value: Any) -> str:
@@ -60,41 +60,41 @@ def _plain(value: Any) -> str:
 
 
 def pooled(rows: Sequence[Row]) -> dict[str, Any]:
-    """One row for several: of a number the mean over the rows, next to the standard deviation between them in the
-    column `spread_of`; of a text every value, of notes the remarks that all rows have. A number that some rows lack
-    is missing.
+    """One row for several: for a number the mean over the rows, with the standard deviation between them in the column
+    `spread_of`; for a text every value; for notes the remarks that all rows share. A number that is missing in some
+    rows is missing.
 
-    Standard errors of single rows are left out: they are within a seed, the spread is between seeds.
+    Standard errors of single rows are dropped: they are within a seed, whereas the spread is between seeds.
     """
     if len(rows) == 1:
         return dict(rows[0])
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     spreads: dict[str, float] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         cells = [row.get(name) for row in rows]
         if name == "note":
-            found[name] = _common_note([_plain(cell) for cell in cells])
+            result[name] = _common_note([_plain(cell) for cell in cells])
         elif len({_plain(cell) for cell in cells}) == 1 and (name in parameters.table() or name in MACHINE):
-            found[name] = cells[0]
-        elif name not in NUMBERS or name in (*_OWN, *MACHINE) or name in parameters.table():
+            result[name] = cells[0]
+        elif name not in NUMBERS or name in (*_UNPOOLED, *MACHINE) or name in parameters.table():
             texts = dict.fromkeys(_plain(cell) for cell in cells if cell not in (None, ""))
-            found[name] = " / ".join(texts) or None
+            result[name] = " / ".join(texts) or None
         elif name.endswith(("_stderr", "_std")):
-            found[name] = None
+            result[name] = None
         else:
             numbers = [_number(cell) for cell in cells]
             known = [number for number in numbers if number is not None]
             complete = len(known) == len(rows)
-            found[name] = statistics.fmean(known) if complete else None
+            result[name] = statistics.fmean(known) if complete else None
             if complete:
                 spreads[spread_of(name)] = statistics.stdev(known)
     if len({_plain(row.get("timing_valid")) for row in rows}) > 1:
-        found["timing_valid"] = "false"
-    return found | spreads
+        result["timing_valid"] = "false"
+    return result | spreads
 
 
 def _common_note(notes: Sequence[str]) -> str | None:
-    """The remarks that all rows have."""
+    """The remarks that all rows share."""
     pieces = [note.split("; ") for note in notes]
     return "; ".join(piece for piece in pieces[0] if all(piece in other for other in pieces)) or None
 
@@ -113,8 +113,8 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
 }
 _CONDITION = re.compile(r"(\w+)(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
-#: Columns that are shown where none are named and some row has them, after those in which the rows differ. The report
-#: has them first.
+#: Columns that are shown by default if some row has them, after the columns in which the rows differ. The report shows
+#: them first.
 RESULTS = (
     "accepted_length_mean",
     "speedup_step",
@@ -124,14 +124,14 @@ RESULTS = (
     "perplexity",
     *METRICS,
 )
-#: Parameters that every configuration has and that tell no two methods apart.
+#: Parameters that every configuration has and that do not distinguish methods.
 _QUIET = ("seed", "warmup", "protocol", "timing", "drafter", "rule", "verification")
 _WHERE = ("device_name", "dtype", "engine", "torch", "commit")
-_DIGITS = 4  # significant digits of a number that no column says how to print
+_DIGITS = 4  # significant digits of a number in a column without a format
 
 
 def column(name: str) -> str:
-    """A name of a column. UsageError for an unknown one."""
+    """Checks the name of a column. UsageError for an unknown one."""
     if name not in COLUMNS and name != "seeds":
         raise unknown("column", plain(name), COLUMNS)
     return name
@@ -139,11 +139,11 @@ def column(name: str) -> str:
 
 def condition(text: str) -> Callable[[Row], bool]:
     """A test of a row: column=a,b (any of these), column!=a, column<=4. An empty cell equals the empty text, and is
-    neither less nor more than anything. UsageError for what cannot be read."""
+    neither less nor greater than any number. UsageError for text that is not a condition."""
     match = _CONDITION.fullmatch(text)
     if match is None:
         raise UsageError(
-            f"cannot read the condition '{plain(text)[:100]}': write column=value, column!=value, column>=4"
+            f"cannot read the condition '{plain(text)[:100]}': write column=value, column!=value or column>=4"
         )
     name, sign, value = match.groups()
     column(name)
@@ -151,10 +151,10 @@ def condition(text: str) -> Callable[[Row], bool]:
         try:
             bound = decimal(value)
         except ValueError:
-            raise UsageError(f"the condition '{plain(text)[:100]}' compares with a number") from None
+            raise UsageError(f"the condition '{plain(text)[:100]}' needs a number after {sign}") from None
         return lambda row: isinstance(row.get(name), int | float) and _OPERATORS[sign](row[name], bound)
     wanted = value.split(",")
-    return lambda row: any(_equals(row.get(name), one) for one in wanted) == (sign == "=")
+    return lambda row: any(_equals(row.get(name), text) for text in wanted) == (sign == "=")
 
 
 def _equals(cell: Any, text: str) -> bool:
@@ -167,19 +167,19 @@ def _equals(cell: Any, text: str) -> bool:
 
 
 def ordered(rows: Iterable[Row], names: Sequence[str]) -> list[Row]:
-    """Rows by columns, each ascending, or descending with a minus before its name; rows without a value last."""
-    found = list(rows)
+    """Sorts rows by columns, each ascending, or descending with a minus before its name; rows without a value last."""
+    result = list(rows)
     for name in reversed(names):
         down, key = name.startswith("-"), column(name.removeprefix("-"))
-        there = [row for row in found if row.get(key) is not None]
-        numbers = all(isinstance(row[key], int | float) for row in there)
-        there.sort(key=lambda row: row[key] if numbers else str(row[key]), reverse=down)
-        found = [*there, *(row for row in found if row.get(key) is None)]
-    return found
+        filled = [row for row in result if row.get(key) is not None]
+        numbers = all(isinstance(row[key], int | float) for row in filled)
+        filled.sort(key=lambda row: row[key] if numbers else str(row[key]), reverse=down)
+        result = [*filled, *(row for row in result if row.get(key) is None)]
+    return result
 
 
 def shown(row: Row, name: str) -> str:
-    """A cell for print: a number with its spread between seeds or its standard error; empty where there is none."""
+    """A cell for print: a number with its spread between seeds or its standard error; "" for an empty cell."""
     cell = row.get(name)
     if cell is None:
         return ""
@@ -197,48 +197,48 @@ def shown(row: Row, name: str) -> str:
 
 
 def grouped(rows: Sequence[Row], names: Sequence[str], pool_seeds: bool) -> tuple[list[dict[str, Any]], list[str]]:
-    """One row for the rows that agree in these columns, or, without columns, for the seeds of a configuration; each
-    with the number of its rows as `seeds`. And a note on each group whose rows differ in device, code or arithmetic."""
+    """One row for all rows that agree in these columns or, without columns, for the seeds of a configuration; each with
+    the number of its rows as `seeds`. And a note on each group whose rows differ in device, code or arithmetic."""
     if not names:
-        some = groups(rows) if pool_seeds else [[row] for row in rows]
-        return [{**pooled(one), "seeds": len(one)} for one in some], []
-    found: dict[tuple[str, ...], list[Row]] = {}
+        by_seed = groups(rows) if pool_seeds else [[row] for row in rows]
+        return [{**pooled(group), "seeds": len(group)} for group in by_seed], []
+    by_key: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        found.setdefault(tuple(str(row.get(column(name)) or "") for name in names), []).append(row)
-    mixed = {key: [name for name in _WHERE if len({row.get(name) for row in some}) > 1] for key, some in found.items()}
+        by_key.setdefault(tuple(str(row.get(column(name)) or "") for name in names), []).append(row)
+    mixed = {key: [name for name in _WHERE if len({r.get(name) for r in group}) > 1] for key, group in by_key.items()}
     notes = [
         f"the group {' '.join(key)} mixes rows that differ in {', '.join(odd)}" for key, odd in mixed.items() if odd
     ]
-    return [{**pooled(some), "seeds": len(some)} for some in found.values()], notes
+    return [{**pooled(group), "seeds": len(group)} for group in by_key.values()], notes
 
 
 def telling(rows: Sequence[Row], groups: Sequence[str]) -> list[str]:
-    """The columns that tell the rows apart, and the results that there are."""
+    """The columns that distinguish the rows, and the results that some row has."""
     named = list(groups) or ["model", "method", *differing(rows)]
     results = [name for name in RESULTS if any(row.get(name) is not None for row in rows)]
     return list(dict.fromkeys([*named, *([] if groups else ["n"]), "seeds", *results]))
 
 
 def differing(rows: Sequence[Row]) -> list[str]:
-    """The parameters in which rows differ, besides model, method and n, and where they were measured. A parameter that
-    only some methods have, with one value, tells no more than the method."""
+    """The parameters in which rows differ, besides model, method and n, and the columns of the machine in which they
+    differ. A parameter that only some methods have, with one value, says no more than the method."""
 
     def differs(name: str) -> bool:
         cells = {(row.get("method"), _without_drafter(row, name)) for row in rows}
         return len({cell for _, cell in cells} - {""}) > 1 or len(cells) > len({method for method, _ in cells})
 
-    mine = [name for name in parameters.table() if name in COLUMNS and name not in (*_QUIET, "model", "method", "n")]
-    return [name for name in (*mine, *_WHERE) if differs(name)]
+    names = [name for name in parameters.table() if name in COLUMNS and name not in (*_QUIET, "model", "method", "n")]
+    return [name for name in (*names, *_WHERE) if differs(name)]
 
 
 def _without_drafter(row: Row, name: str) -> str:
-    """A cell as text; of weights the model's alone."""
+    """A cell as text; for weights, only the model's."""
     cell = row.get(name)
     return "" if cell is None else str(cell).partition("+")[0] if name == "weights" else str(cell)
 
 
 def as_table(rows: Iterable[Row], columns: Sequence[str], markdown: bool = False) -> str:
-    """Rows as an aligned text, whose cells are cut at 40 characters, or as a table in Markdown."""
+    """Rows as aligned text, with cells cut at 40 characters, or as a Markdown table."""
     lines = [[shown(row, name) for name in columns] for row in rows]
     if markdown:
         lines = [[cell.replace("|", "\\|") for cell in line] for line in lines]

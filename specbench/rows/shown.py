@@ -1,10 +1,10 @@
-"""Which values of a row may be shown, from its cells alone (text or values): seconds whose timing holds, statistics of
-enough images.
+"""Which values of a row may be shown, from its cells alone (text or values): seconds of a valid timing, and statistics
+of enough images.
 
 A Fréchet distance compares covariances of features. The covariance of few images is estimated badly, which biases the
-distance upwards, by an amount that falls as 1 / n and depends on the method. There is no distance of fewer than
-`IMAGES_PER_FEATURE` images for each feature, whichever network the features come from. A metric that estimates such a
-covariance declares the number of features, by the name of their extractor in backends:
+distance upwards, by an amount that falls as 1 / n and depends on the method. A distance is therefore not computed for
+fewer than `IMAGES_PER_FEATURE` images per feature, whichever network the features come from. A metric that estimates
+such a covariance declares the number of features, by the name of their extractor in backends:
 
     features: {scenes-classifier: 64}
 """
@@ -32,7 +32,7 @@ from specbench.rows.columns import (
 Row = Mapping[str, Any]
 
 IMAGES_PER_FEATURE = 16
-#: Columns that identify what was timed on, and their names in print.
+#: Columns that identify the machine of a timing, and their names in print.
 MACHINE = {
     "device_name": "device",
     "device": "device",
@@ -42,7 +42,7 @@ MACHINE = {
     "torch": "PyTorch",
     "driver": "driver",
 }
-#: What tables say of speed-ups of older rows, see `with_bias`.
+#: The note of tables on speed-ups of older rows, see `with_bias`.
 OLDER = (
     f"decided by the drift of vanilla alone, so that the error has {SHIFT_BOUND:.0%} of the speed-up, by which a load"
     " on one side may have moved it"
@@ -50,23 +50,23 @@ OLDER = (
 
 
 def shown(row: Row) -> dict[str, Any]:
-    """The row without values that are `withheld`, with 0 for what is rounding, and with the errors that hold. (Tables
-    do the same with cells: `tables.layout.printable`.)"""
-    found = dict(with_bias(row))
+    """The row without values that are `withheld`, with 0 for values that are rounding errors, and with the errors of
+    `with_bias`. (Tables do the same with cells: `tables.layout.printable`.)"""
+    result = dict(with_bias(row))
     for name, value in row.items():
         if withheld(row, name):
-            found[name] = None
+            result[name] = None
         elif isinstance(value, float) and value and not resolved(name, value):
-            found |= {name: 0.0, stderr_of(name): None}
-    return found
+            result |= {name: 0.0, stderr_of(name): None}
+    return result
 
 
 def withheld(row: Row, column: str) -> str:
-    """Why a row's value of a column is not printed; empty where it is.
+    """Why a row's value in a column is not printed; "" if it is printed.
 
-    Of a row whose timing does not hold, no seconds are printed. A speed-up in seconds also needs that method and
-    vanilla alternated, often enough for an error. Vanilla's own speed-up is 1 by definition. Older rows have Fréchet
-    distances of any number of images.
+    A row whose timing is not valid shows no seconds. A speed-up in seconds also needs timed pairs of the method and
+    vanilla, enough of them for an error. Vanilla's own speed-up is 1 by definition. Older rows have Fréchet distances
+    of any number of images.
     """
     if column not in TIMED_COLUMNS or column in OF_TIMING or row.get(column) in (None, ""):
         extractor = str(row.get(f"{column}_backend") or "").partition("@")[0]
@@ -92,7 +92,7 @@ def withheld(row: Row, column: str) -> str:
 
 
 def too_few(n: int, features: int) -> str:
-    """Why `n` images give no Fréchet distance over so many features; empty where they do."""
+    """Why `n` images give no Fréchet distance over this many features; "" if they do."""
     needed = IMAGES_PER_FEATURE * features
     if n >= needed:
         return ""
@@ -100,7 +100,7 @@ def too_few(n: int, features: int) -> str:
 
 
 def features(metric: str) -> dict[str, int]:
-    """Feature extractor -> number of features, of a metric that estimates their covariance; empty for another metric.
+    """Feature extractor -> number of features, for a metric that estimates their covariance; {} for another metric.
     UsageError, naming the file, for a wrong declaration."""
     declared = parameters.default("metrics", metric, metric).get("features", {})
     if not isinstance(declared, Mapping) or not all(type(d) is int and d > 0 for d in declared.values()):
@@ -110,13 +110,13 @@ def features(metric: str) -> dict[str, int]:
 
 @cached
 def _features_of(column: str) -> dict[str, int]:
-    """The same of all metrics that fill a column."""
-    metrics = [one for one in parameters.single_metrics() if column in parameters.metric_columns(one)]
+    """The features of all metrics that fill a column, see `features`."""
+    metrics = [name for name in parameters.single_metrics() if column in parameters.metric_columns(name)]
     return {name: d for metric in metrics for name, d in features(metric).items()}
 
 
 def too_few_for(metric: str, n: int) -> str:
-    """`too_few` for a metric by its name; empty for a metric that is no Fréchet distance."""
+    """`too_few` for a metric by its name; "" for a metric that is not a Fréchet distance."""
     return next(filter(None, (too_few(n, d) for d in features(metric).values())), "")
 
 
@@ -124,7 +124,7 @@ def too_few_for(metric: str, n: int) -> str:
 
 
 def unsteady(row: Row) -> str:
-    """Why the timing of a row does not hold, although its pairs suffice; empty where it does."""
+    """Why the timing of a row is not valid although it has enough pairs; "" if it is valid."""
     if not row.get("timed_pairs") or _holds(row):
         return ""
     if is_older(row):
@@ -152,18 +152,18 @@ def is_older(row: Row) -> bool:
 
 
 def with_bias(row: Row) -> Row:
-    """The row; of an older one, the standard errors of speed-ups with the bias that its criterion left, B = 5 %.
+    """The row. For an older row, the standard errors of speed-ups include the bias that its criterion allowed, B = 5 %.
 
-    Both are added in squares. An interval of 1.96 such errors then has the truth with at least 95 % for every bias up
-    to B and every noise s: it reaches as far as B + 1.645 s, since 1.96^2 (B^2 + s^2) >= (B + 1.645 s)^2 for all s.
+    Both are added in squares. An interval of 1.96 such errors then contains the truth with at least 95 % for every bias
+    up to B and every noise s: it reaches as far as B + 1.645 s, since 1.96^2 (B^2 + s^2) >= (B + 1.645 s)^2 for all s.
     """
     if not is_older(row) or is_vanilla(row):
         return row
     changed = {}
     for column in SPEEDUPS:
         if row.get(column) and row.get(error := stderr_of(column)):
-            both = math.hypot(float(row[error]), SHIFT_BOUND * float(row[column]))
-            changed[error] = str(both) if isinstance(row[error], str) else both
+            total = math.hypot(float(row[error]), SHIFT_BOUND * float(row[column]))
+            changed[error] = str(total) if isinstance(row[error], str) else total
     return {**row, **changed}
 
 
@@ -172,11 +172,11 @@ def is_vanilla(row: Row) -> bool:
 
 
 def common_machine(rows: Iterable[Row], columns: Sequence[str]) -> tuple[str, ...] | None:
-    """The machine of most of the rows that have a value in one of these columns; of equally many, that of the first.
-    Rows of timed pairs decide where there are any. None where no row has a value."""
+    """The machine of most of the rows that have a value in one of these columns; in a tie, the machine of the first.
+    If some rows have timed pairs, only these count. None if no row has a value."""
     timed = [row for row in rows if any(row.get(column) for column in columns)]
-    found = Counter(_machine(row) for row in [row for row in timed if row.get("timed_pairs")] or timed)
-    return found.most_common(1)[0][0] if found else None
+    counts = Counter(_machine(row) for row in [row for row in timed if row.get("timed_pairs")] or timed)
+    return counts.most_common(1)[0][0] if counts else None
 
 
 def _machine(row: Row) -> tuple[str, ...]:
@@ -184,13 +184,13 @@ def _machine(row: Row) -> tuple[str, ...]:
 
 
 def elsewhere(row: Row, column: str, common: tuple[str, ...]) -> str:
-    """Why a row's value is not printed in a column with the seconds of another machine; empty where it is."""
+    """Why a row's value is not printed in a column with the seconds of another machine; "" if it is printed."""
     if column in SPEEDUPS and is_vanilla(row):
         return ""
     differing = {MACHINE[n]: (a, b) for n, a, b in zip(MACHINE, _machine(row), common) if a != b}
     if not differing:
         return ""
     parts = [
-        f"{name} {mine or 'unknown'} instead of {theirs or 'unknown'}" for name, (mine, theirs) in differing.items()
+        f"{name} {value or 'unknown'} instead of {other or 'unknown'}" for name, (value, other) in differing.items()
     ]
     return f"Not printed: timed otherwise than the rest of the column ({', '.join(parts)}); the row has the value."

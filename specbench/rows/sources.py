@@ -1,9 +1,9 @@
-"""Rows of runs wherever they are: CSV and Parquet files, stores, folders of runs, nested as in grids and suites.
+"""Rows of runs from any source: CSV and Parquet files, stores, and folders of runs, nested as in grids and suites.
 
-A store is a SQLite file. Every run adds its row to that of results when it is finished: runs/results.sqlite beside the
-folders of runs, another file that $SPECBENCH_STORE names, or none for `none`. A run has one row there: a later one of
-the same folder or of the same run_id replaces it. Columns that a newer version adds join the table. SQLite locks the
-file, and a kill leaves a row or none.
+A store is a SQLite file. Every finished run adds its row to the store of results: runs/results.sqlite next to the
+folders of runs, another file that $SPECBENCH_STORE names, or no store for `none`. A run has one row there: a later row
+of the same folder or of the same run_id replaces it. Columns of a newer version are added to the table. SQLite locks
+the file, and a kill leaves a whole row or none.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ PLACE = "SPECBENCH_STORE"
 STORE = Path("runs", "results.sqlite")
 _STORES = (".sqlite", ".sqlite3", ".db")
 _PARQUET = ".parquet"
-_PATIENCE = 30.0  # seconds that a process waits for another one's row
-_FOLDER = "folder"  # a store's column with a run's folder, before those of `COLUMNS`
+_PATIENCE = 30.0  # seconds that a process waits for another process's lock
+_FOLDER = "folder"  # a store's column with a run's folder, before the columns of `COLUMNS`
 
 
 def frame(*sources: str | Path) -> pd.DataFrame:
-    """The rows of any mixture of files and folders as one table, as `read` chooses them: numbers in float64 or int64
-    columns, an empty cell as missing. UsageError as `read`."""
+    """The rows of any mixture of files and folders as one table, chosen as by `read`: numbers in float64 or int64
+    columns, empty cells as missing values. Raises UsageError as `read` does."""
     import pandas as pd
 
     return pd.DataFrame(read([Path(source) for source in sources])[0], columns=list(COLUMNS))
 
 
 def read(sources: Sequence[Path], baselines: bool = False) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rows of any mixture of files and folders, each run once, and sentences on what was left out. Of one run the
-    newest row counts, of equally new ones the first. baselines: also the baselines of runs whose folders exist, before
-    all other rows (see `baseline.baselines`).
+    """The rows of any mixture of files and folders, each run once, and sentences on skipped runs. If a run occurs
+    several times, its newest row counts; in a tie, the first. baselines: also the baselines of runs whose folders
+    exist, before all other rows (see `baseline.baselines`).
 
-    Raises UsageError for a source that is absent, damaged or without rows.
+    Raises UsageError for a source that is missing, damaged or without rows.
     """
     by_id: dict[str, tuple[Path | None, dict[str, Any]]] = {}
     notes: list[str] = []
     for source in sources:
         before = len(notes)
-        found = list(_of_source(source, notes))
-        if not found:
+        rows_of_source = list(_of_source(source, notes))
+        if not rows_of_source:
             raise UsageError(notes[before] if len(notes) > before else f"{source} has no rows of runs")
-        for folder, row in found:
+        for folder, row in rows_of_source:
             other = by_id.get(row["run_id"])
             if other is None or (row["time"] or "") > (other[1]["time"] or ""):
                 by_id[row["run_id"]] = folder, row
@@ -69,7 +69,7 @@ def read(sources: Sequence[Path], baselines: bool = False) -> tuple[list[dict[st
 
 
 def _of_source(source: Path, notes: list[str]) -> Iterator[tuple[Path | None, dict[str, Any]]]:
-    """Rows, with the folders of their runs where these are known."""
+    """Rows, with the folders of their runs if known."""
     if source.is_file() and source.suffix in _STORES:
         yield from ((Path(folder) if folder else None, row) for folder, row in read_store(source))
     elif source.is_file():
@@ -77,17 +77,17 @@ def _of_source(source: Path, notes: list[str]) -> Iterator[tuple[Path | None, di
     elif source.is_dir():
         for path in tables_in(source):
             yield from ((None, row) for row in rows_of_table(path) or ())
-        for path, found in runs_in(source):
-            if isinstance(found, UsageError):
-                notes.append(f"left out: {found}")
+        for path, row in runs_in(source):
+            if isinstance(row, UsageError):
+                notes.append(f"left out: {row}")
             else:
-                yield path.parent, found
+                yield path.parent, row
     else:
         raise UsageError(f"there is no file or folder {source}")
 
 
 def rows_of_table(path: Path) -> list[dict[str, Any]] | None:
-    """The rows of a CSV or Parquet file or of a store; None for a file of other things. UsageError where it is
+    """The rows of a CSV or Parquet file or of a store; None for a file with other content. UsageError if it is
     damaged."""
     if path.suffix == _PARQUET:
         return _read_parquet(path)
@@ -98,12 +98,12 @@ def rows_of_table(path: Path) -> list[dict[str, Any]] | None:
 
 def tables_in(folder: Path) -> list[Path]:
     """The CSV and Parquet files of a folder that are not the row of a run."""
-    found = (*folder.glob("*.csv"), *folder.glob(f"*{_PARQUET}"))
-    return [path for path in sorted(found) if path.name != ROW and path.is_file()]
+    paths = (*folder.glob("*.csv"), *folder.glob(f"*{_PARQUET}"))
+    return [path for path in sorted(paths) if path.name != ROW and path.is_file()]
 
 
 def runs_in(folder: Path) -> Iterator[tuple[Path, dict[str, Any] | UsageError]]:
-    """The row.csv of every run at or below a folder, with its row or what is wrong with it."""
+    """The row.csv of every run in a folder and its subfolders, with its row, or the error of reading it."""
     for path in sorted(folder.rglob(ROW)):
         try:
             yield path, _row_of_run(path)
@@ -116,12 +116,12 @@ def _row_of_run(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not the row of a run; leave its folder out")
     rows = read_rows(path)
     if len(rows) != 1:
-        raise UsageError(f"{path} has {len(rows)} rows, where a run has one; leave its folder out")
+        raise UsageError(f"{path} has {len(rows)} rows, but a run has one; leave its folder out")
     return rows[0]
 
 
 def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Writes rows to a file, as its ending says. UsageError for an unknown one, or for Parquet without pyarrow."""
+    """Writes rows to a file in the format of its ending. UsageError for an unknown ending, or if pyarrow is missing."""
     if path.suffix == ".csv":
         write_atomically(path, to_csv(rows).encode())
     elif path.suffix in _STORES:
@@ -136,13 +136,13 @@ def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def default_store() -> Path | None:
-    """The store of results of runs that are started here; None where there is to be none."""
-    given = os.environ.get(PLACE, "")
-    return None if given == "none" else Path(given).expanduser() if given else STORE
+    """The store of results of runs that are started here; None if the user wants none."""
+    path = os.environ.get(PLACE, "")
+    return None if path == "none" else Path(path).expanduser() if path else STORE
 
 
 def add_to_store(path: Path, rows: Iterable[tuple[Path | str, Mapping[str, Any]]]) -> None:
-    """Adds rows with the folders of their runs. Raises OSError or sqlite3.Error where the file cannot be written."""
+    """Adds rows with the folders of their runs. Raises OSError or sqlite3.Error if the file cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)) as file:
         file.execute("BEGIN IMMEDIATE")
@@ -170,7 +170,7 @@ def _prepare(file: sqlite3.Connection) -> None:
 def _replace(file: sqlite3.Connection, folder: str, row: Mapping[str, Any]) -> None:
     cells = {_FOLDER: folder, **{name: text for name, text in as_cells(row).items() if text}}
     file.execute('DELETE FROM rows WHERE "folder" = ? AND run_id <> ?', (folder, row["run_id"]))
-    names = ", ".join(map(_quoted, cells))  # of columns, which are ours
+    names = ", ".join(map(_quoted, cells))  # names of our own columns: no SQL injection
     marks = ", ".join("?" * len(cells))
     file.execute(f"INSERT OR REPLACE INTO rows ({names}) VALUES ({marks})", [_typed(*cell) for cell in cells.items()])  # noqa: S608
 
@@ -191,7 +191,7 @@ def _typed(name: str, text: str) -> Any:
 
 
 def read_store(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The folders and the rows of a store, as `read_rows` returns rows. UsageError where the file is not one."""
+    """The folders and the rows of a store, with the rows as in `read_rows`. UsageError if the file is not a store."""
     if not path.is_file():
         raise UsageError(f"there is no store {path}")
     try:
@@ -202,15 +202,15 @@ def read_store(path: Path) -> list[tuple[str, dict[str, Any]]]:
             kinds = [kind for (kind,) in file.execute("SELECT type FROM sqlite_master WHERE name = 'rows'")]
             if kinds and kinds != ["table"]:
                 raise UsageError(f"{path} is not a store of rows ('rows' is a {plain(kinds[0])}); name another file")
-            found = [dict(row) for row in file.execute("SELECT * FROM rows ORDER BY rowid")]
+            table = [dict(row) for row in file.execute("SELECT * FROM rows ORDER BY rowid")]
     except sqlite3.Error as e:
         raise UsageError(f"{path} is not a store of rows ({plain(e)}); name another file") from None
     rows = []
-    for cells in found:
+    for cells in table:
         folder = str(cells.pop(_FOLDER, "") or "")
         row = as_read({RENAMED_COLUMNS.get(name) or name: cell for name, cell in cells.items()})
         if row["run_id"] is None:
-            raise UsageError(f"{path}: a row needs its run_id; remove it")
+            raise UsageError(f"{path}: a row has no run_id; remove it")
         rows.append((folder, row))
     return rows
 
@@ -229,12 +229,12 @@ def _pyarrow() -> Any:
 def _read_parquet(path: Path) -> list[dict[str, Any]]:
     pyarrow = _pyarrow()
     try:
-        found = pyarrow.parquet.read_table(path).to_pylist()
-    except Exception as e:  # of a damaged file, whatever the library raises
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+    except Exception as e:  # for a damaged file, the library raises various errors
         raise UsageError(f"cannot read {path} ({type(e).__name__}); name another file") from None
-    if found and not {"run_id", "config_hash"} <= found[0].keys():
+    if rows and not {"run_id", "config_hash"} <= rows[0].keys():
         return []
-    return [as_read(row) for row in found]
+    return [as_read(row) for row in rows]
 
 
 def _write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -1,9 +1,8 @@
-"""Records of decoded images -> columns of a row, with their standard errors.
+"""Computes columns of a row, with their standard errors, from the records of decoded images.
 
 A step is one target forward pass. A step that starts with c committed tokens and accepts a draft tokens commits the
-positions c to c + a. The last one holds the step's own token (none where a fills the image). `Record.accepted_per_step`
-therefore determines how every token of an image was produced.
-
+positions c to c + a. The last one is the step's own token (unless the a tokens fill the image).
+`Record.accepted_per_step` therefore determines how every token of an image was produced.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ def ratio(above: Sequence[float], below: Sequence[float], groups: Sequence[int] 
 
         stderr = sqrt(G / (G - 1) sum_g (sum of e_i in g)^2) / |sum(below)|
 
-    over the G groups (N,) of images that are not independent of each other (None: each image is one; Cochran 1977,
+    over the G groups (N,) of images that are not independent of each other (None: each image is a group; Cochran 1977,
     chapter 6). With below = 1 that is the standard deviation over sqrt(N), the standard error of a mean. Images with
-    below = 0 are left out; with fewer than two groups left, the error is unknown.
+    below = 0 are ignored. If fewer than two groups remain, the error is unknown.
     """
     y, x = np.asarray(above, dtype=np.float64), np.asarray(below, dtype=np.float64)
     group = np.arange(len(x)) if groups is None else np.asarray(groups)
-    there = x != 0
+    used = x != 0
     total = float(x.sum())
     if not total:
         return Estimate(None, None)
     value = float(y.sum()) / total
-    names, of = np.unique(group[there], return_inverse=True)
+    names, members = np.unique(group[used], return_inverse=True)
     if len(names) < 2:
         return Estimate(value, None)
-    moved = np.bincount(of, (y - value * x)[there])
+    moved = np.bincount(members, (y - value * x)[used])
     return Estimate(value, float(np.sqrt(len(names) / (len(names) - 1) * np.square(moved).sum())) / abs(total))
 
 
@@ -53,8 +52,8 @@ def mean(values: Sequence[float], groups: Sequence[int] | None = None) -> Estima
 
 
 def with_error(value: float, stderr: float | None, digits: int) -> str:
-    """ "1.858 ± 0.014": `digits` decimals, or more where the error needs them for two significant digits; without an
-    error that is unknown or only rounding."""
+    """ "1.858 ± 0.014": `digits` decimals, or more if the error needs them for two significant digits; without the
+    error if it is unknown or only rounding."""
     if stderr is None or stderr <= 1e-12 * abs(value):
         return f"{value:.{digits}f}"
     decimals = min(9, max(digits, 1 - math.floor(math.log10(stderr))))
@@ -63,13 +62,14 @@ def with_error(value: float, stderr: float | None, digits: int) -> str:
 
 def with_errors(estimates: Mapping[str, Estimate]) -> dict[str, float | None]:
     """Columns of estimates, each with its standard error."""
-    return {name: found for k, e in estimates.items() for name, found in ((k, e.value), (stderr_of(k), e.stderr))}
+    return {name: cell for k, e in estimates.items() for name, cell in ((k, e.value), (stderr_of(k), e.stderr))}
 
 
 def speed(images: Sequence[Record]) -> dict[str, Any]:
-    """The speed columns of some images, those in seconds where all of them were timed.
+    """The speed columns of some images; the columns in seconds only if all images were timed.
 
-    Images that were decoded together share their seconds: in the standard errors of timings such a batch counts once.
+    Images that were decoded together share their seconds, so that a batch counts once in the standard errors of
+    timings.
     """
     lengths, prompts = [r.accepted_length for r in images], by_prompt(images)
     tokens, steps = [r.tokens for r in images], [r.steps for r in images]
@@ -111,7 +111,7 @@ def speed(images: Sequence[Record]) -> dict[str, Any]:
 
 
 def _seconds_of_batches(images: Sequence[Record]) -> list[float]:
-    """Decode seconds of every timed batch; empty for older records, which do not say which images one had."""
+    """Decode seconds of every timed batch; [] for older records, which do not say which images were in one batch."""
     if any(r.timed is None for r in images):
         return []
     spent: dict[tuple[str, int | None], float] = {}
@@ -121,31 +121,31 @@ def _seconds_of_batches(images: Sequence[Record]) -> list[float]:
 
 
 def versus(images: Sequence[Record], vanilla: Sequence[Record], again: Sequence[Record] = ()) -> dict[str, Any]:
-    """The columns of some images against vanilla AR on the same prompts, in the same order; those in seconds are over
-    the timed pairs (see `timing.pairs`), the latency of vanilla over all its images. again: see `timing.extended`."""
+    """The columns that compare images with vanilla AR on the same prompts, in the same order. Columns in seconds are
+    over the timed pairs (see `timing.pairs`), the latency of vanilla over all its images. again: see
+    `timing.extended`."""
     prompts = by_prompt(images)
     estimates = {"speedup_step": ratio([r.steps for r in vanilla], [r.steps for r in images], prompts)}
     latency = [r.latency_s for r in vanilla if r.latency_s is not None]
     if len(latency) == len(images):
         estimates["baseline_latency_s"] = mean(latency, prompts)
-    found = timing.pairs(*timing.extended(images, vanilla, again))
-    if found:
-        faster = timing.speedup(found)
+    pairs = timing.pairs(*timing.extended(images, vanilla, again))
+    if pairs:
+        faster = timing.speedup(pairs)
         estimates["speedup_throughput"] = faster
         if len(latency) == len(images):
             estimates["speedup_latency"] = faster
-    return with_errors(estimates) | timing.columns(found, len(found) - len(timing.pairs(images, vanilla)))
+    return with_errors(estimates) | timing.columns(pairs, len(pairs) - len(timing.pairs(images, vanilla)))
 
 
 def by_prompt(images: Sequence[Record]) -> list[int] | None:
-    """The index of each image's prompt, where some prompts have several images, which are not independent; else
-    None."""
+    """The prompt index of each image if some prompts have several images, which are not independent; else None."""
     prompts = [indices.prompt_of(r.index) for r in images]
     return prompts if len(set(prompts)) < len(prompts) else None
 
 
 def together(*passes: Sequence[Record]) -> list[int]:
-    """The group number of each image. Images of one prompt, and those that any of the passes decoded in one batch, are
+    """The group number of each image. Images of one prompt, and images that any of the passes decoded in one batch, are
     in one group. The passes have the same images in the same order."""
     parent = list(range(len(passes[0])))
 
@@ -157,7 +157,7 @@ def together(*passes: Sequence[Record]) -> list[int]:
     for images in passes:
         first: dict[object, int] = {}
         for i, r in enumerate(images):
-            # A batch divides its times evenly, and no two batches take equally long to the last digit.
+            # A batch divides its times evenly, and no two batches take exactly equally long.
             batch = (r.session, r.decode_s, r.text_s, r.pixels_s) if r.batch > 1 else i
             for group in (batch, ("prompt", indices.prompt_of(r.index))):
                 parent[root(i)] = root(first.setdefault(group, i))
@@ -170,17 +170,17 @@ def _std(values: Sequence[float]) -> float | None:
 
 
 def columns(images: Sequence[Record]) -> dict[str, Any]:
-    """The row's columns of the steps and tokens of some images. Those of drafts are None where nothing was drafted."""
+    """The row's columns of the steps and tokens of some images. Columns of drafts are None if nothing was drafted."""
     by_depth = acceptance_by_depth(images)
     columns: dict[str, Any] = {}
     if images[0].drafts is None:  # a continuous token has a density, not a probability
         log_prob, std = log_probability(images)
         assert log_prob.value is not None
         perplexity = math.exp(-log_prob.value)
-        off = None if log_prob.stderr is None else perplexity * log_prob.stderr  # delta method, d exp(-m) / dm
+        error = None if log_prob.stderr is None else perplexity * log_prob.stderr  # delta method, d exp(-m) / dm
         columns = with_errors(
             {
-                "perplexity": Estimate(perplexity, off),
+                "perplexity": Estimate(perplexity, error),
                 "log_prob_mean": log_prob,
                 "emitted_tv": _over_tokens(images, [r.emitted_tv for r in images]),
                 "emitted_kl": _over_tokens(images, [r.emitted_kl for r in images]),
@@ -210,11 +210,11 @@ def columns(images: Sequence[Record]) -> dict[str, Any]:
     )
 
 
-def _frontier(images: Sequence[Record], found: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of what is emitted next to the least divergence, and of the largest ratios. found: the columns that
-    are means."""
+def _frontier(images: Sequence[Record], means: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns that compare the emitted divergence with the minimum, and the largest ratios. means: the columns of
+    means."""
     columns: dict[str, Any] = {}
-    if found["emitted_kl"] is not None and (found["emitted_kl_optimal"] or 0) > FLOAT32:
+    if means["emitted_kl"] is not None and (means["emitted_kl_optimal"] or 0) > FLOAT32:
         spent = [r.tokens * (r.emitted_kl or 0) for r in images]
         least = [r.tokens * (r.emitted_kl_optimal or 0) for r in images]
         columns |= with_errors({"emitted_kl_ratio": ratio(spent, least, by_prompt(images))})
@@ -222,15 +222,15 @@ def _frontier(images: Sequence[Record], found: Mapping[str, Any]) -> dict[str, A
     if None not in largest:
         columns["emitted_ratio_max"] = max(x for x in largest if x is not None)
         depths = [r.emitted_log_ratio or [] for r in images]
-        by_depth = [[x for x in some if x is not None] for some in zip_longest(*depths)]
-        columns["emitted_log_ratio"] = _list(np.array([np.mean(some) for some in by_depth]))
+        by_depth = [[x for x in values if x is not None] for values in zip_longest(*depths)]
+        columns["emitted_log_ratio"] = _list(np.array([np.mean(values) for values in by_depth]))
     return columns
 
 
 def expected_speedup(images: Sequence[Record], vanilla: Sequence[Record], gamma: int) -> dict[str, float]:
     """CSpD's Eq. 35, (1 - a^(gamma + 1)) / ((1 - a) (gamma c + 1)), with a the share of verified drafts that were
-    accepted and c the time to draft a token over vanilla's time for one, both in the timed pairs. Includes c; empty
-    where nothing was drafted, and without pairs."""
+    accepted, and c the time to draft a token over vanilla's time for one, both in the timed pairs. The result includes
+    c; it is empty if nothing was drafted, or without pairs."""
     paired = [i for pair in timing.pairs(images, vanilla) for i in pair.images]
     drafted, verified = sum(images[i].made or 0 for i in paired), sum(r.drafted for r in images)
     if not drafted or not verified:
@@ -243,7 +243,7 @@ def expected_speedup(images: Sequence[Record], vanilla: Sequence[Record], gamma:
 
 
 def acceptance_by_step(images: Sequence[Record]) -> np.ndarray:
-    """Share (L,) of the verified drafts that were accepted, by order of generation of the token; nan where none was
+    """Share (L,) of the verified drafts that were accepted, by order of generation of the token; nan if no draft was
     verified (CSpD, Figs. 8 and 11). For models with continuous tokens."""
     drafts = np.array([list(r.drafts or "") for r in images])
     accepted, verified = (drafts == "1").sum(0), (drafts != ".").sum(0)
@@ -255,29 +255,29 @@ def _list(values: np.ndarray) -> list[float | None]:
 
 
 def _mean_over_drafts(images: Sequence[Record], statistic: str) -> Estimate:
-    """Mean over all steps with a draft of all images; None where there is none, or no such statistic."""
-    # a draft offers a token at depth 1
-    given = [((r.verified_by_depth or [0])[0], getattr(r, statistic)) for r in images]
-    weights = [0 if f is None else n for n, f in given]
-    return ratio([n * (f or 0.0) for n, f in given], weights, by_prompt(images))
+    """Mean over all steps with a draft of all images; None without drafts, or without this statistic."""
+    # A draft offers a token at depth 1, so that the first entry counts the drafts.
+    drafts = [((r.verified_by_depth or [0])[0], getattr(r, statistic)) for r in images]
+    weights = [0 if f is None else n for n, f in drafts]
+    return ratio([n * (f or 0.0) for n, f in drafts], weights, by_prompt(images))
 
 
 def _over_tokens(images: Sequence[Record], means: Sequence[float | None]) -> Estimate:
-    """Mean over all tokens of all images, of which `means` are given; None where an image lacks its own."""
+    """Mean over all tokens of all images, from the means of the images; None if one of them is missing."""
     tokens = [r.tokens for r in images]
     known = [n * m for n, m in zip(tokens, means, strict=True) if m is not None]
     return ratio(known, tokens, by_prompt(images)) if len(known) == len(tokens) else Estimate(None, None)
 
 
 def log_probability(images: Sequence[Record]) -> tuple[Estimate, float]:
-    """Mean and standard deviation of the tokens' natural-log probabilities, over all tokens of all images; the mean's
-    error is over images, as the tokens of one are not independent."""
+    """Mean and standard deviation of the tokens' natural-log probabilities, over all tokens of all images. The error of
+    the mean is over images, as the tokens of one image are not independent."""
     tokens = [r.tokens for r in images]
     means = [r.log_prob_mean or 0.0 for r in images]
-    found = ratio([n * m for n, m in zip(tokens, means)], tokens, by_prompt(images))
-    assert found.value is not None
-    squares = [n * ((r.log_prob_std or 0.0) ** 2 + (m - found.value) ** 2) for n, m, r in zip(tokens, means, images)]
-    return found, math.sqrt(math.fsum(squares) / sum(tokens))
+    average = ratio([n * m for n, m in zip(tokens, means)], tokens, by_prompt(images))
+    assert average.value is not None
+    squares = [n * ((r.log_prob_std or 0.0) ** 2 + (m - average.value) ** 2) for n, m, r in zip(tokens, means, images)]
+    return average, math.sqrt(math.fsum(squares) / sum(tokens))
 
 
 def accepted_histogram(images: Sequence[Record]) -> np.ndarray:
@@ -287,11 +287,11 @@ def accepted_histogram(images: Sequence[Record]) -> np.ndarray:
 
 
 def acceptance_by_depth(images: Sequence[Record]) -> np.ndarray:
-    """Share (D,) of the draft tokens at depth 1, ..., D that were accepted, of those that were verified; D: the deepest
-    verified, 0 where nothing was drafted.
+    """Share (D,) of the verified draft tokens at depth 1, ..., D that were accepted; D: the deepest verified depth, 0
+    if nothing was drafted.
 
-    Conditional: of the steps that accepted the depths before. In a tree a depth is one event, whichever candidate is
-    kept, and an accepted path that ends before the tree does counts as rejected there.
+    Conditional on the depths before: they were accepted. In a tree a depth is one event, whichever candidate is kept,
+    and an accepted path that ends before the tree does counts as rejected at the next depth.
     """
     lists = [(r.accepted_by_depth, r.verified_by_depth) for r in images]
     accepted, verified = np.zeros((2, max(len(v) for _, v in lists)))
@@ -302,15 +302,15 @@ def acceptance_by_depth(images: Sequence[Record]) -> np.ndarray:
 
 
 def is_accepted_draft(record: Record) -> np.ndarray:
-    """Whether each token (T,) bool of an image was an accepted draft token, not the step's own: the heat maps of SJD
-    (Fig. 13) and CSpD (Fig. 16)."""
+    """Whether each token (T,) bool of an image was an accepted draft token, not a step's own token: the heat maps of
+    SJD (Fig. 13) and CSpD (Fig. 16)."""
     if record.drafts is not None:
         drafted = np.zeros(record.tokens, dtype=bool)
         drafted[record.order] = np.array(list(record.drafts)) == "1"
         return drafted
-    own = np.cumsum(_steps(record) + 1) - 1  # the position of each step's own token; beyond the end, the image is full
+    last = np.cumsum(_steps(record) + 1) - 1  # positions of the steps' own tokens; a full image has none at its end
     drafted = np.ones(record.tokens, dtype=bool)
-    drafted[own[own < record.tokens]] = False
+    drafted[last[last < record.tokens]] = False
     return drafted
 
 
@@ -324,8 +324,8 @@ def is_served(images: Sequence[Record]) -> bool:
 
 
 def served_columns(images: Sequence[Record], bound: float | None) -> dict[str, Any]:
-    """The columns of images that a server decoded; what it does not tell stays empty. bound: the latency in seconds up
-    to which a request is good, None: goodput is not measured."""
+    """The columns of images that a server decoded; those that it does not report stay empty. bound: the latency in
+    seconds up to which a request counts in goodput; None: goodput is not measured."""
     failed = sum(r.failed or 0 for r in images)
     seconds = [r.request_s or 0.0 for r in images]
     estimates = {"request_s_mean": mean(seconds, by_prompt(images))}
@@ -346,9 +346,9 @@ def served_columns(images: Sequence[Record], bound: float | None) -> dict[str, A
 
 
 def _served_per_second(images: Sequence[Record]) -> float | None:
-    """Images over the seconds from the first arrival to the last answer, of each process that requested some."""
+    """Images over the seconds from the first arrival to the last answer, summed over the processes that requested."""
     total = 0.0
     for session in {r.session for r in images}:
-        mine = [r for r in images if r.session == session]
-        total += max(r.done for r in mine) - min(r.done - (r.request_s or 0.0) for r in mine)
+        images_here = [r for r in images if r.session == session]
+        total += max(r.done for r in images_here) - min(r.done - (r.request_s or 0.0) for r in images_here)
     return len(images) / total if total > 0 else None

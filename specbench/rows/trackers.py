@@ -1,7 +1,7 @@
-"""Copies of a run's row in experiment trackers, by their own libraries: `log=wandb`, `mlflow`, `tensorboard`.
+"""Copies of a run's row in experiment trackers, written with their own libraries: `log=wandb`, `mlflow`, `tensorboard`.
 
-A tracker is conf/log/NAME.yaml and a function here. It gets what a folder has: the configuration, the row and the
-contact sheet. The folder stays the run; a tracker that fails costs no image, and the same command tries it again.
+A tracker is conf/log/NAME.yaml and a function here. It receives the configuration, the row and the contact sheet. The
+folder stays the complete run: a tracker that fails costs no image, and the same command tries it again.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from specbench.errors import RunError, UsageError, install
 from specbench.rows.shown import withheld
 from specbench.storage import home, image_files
 
-_LONGEST = 500  # characters of a parameter of MLflow, whose servers accept no more
-#: Columns that identify a row, and are no parameters.
+_LONGEST = 500  # maximum characters of a parameter on servers of MLflow
+#: Columns that identify a row and are not parameters.
 _IDENTITY = (
     *("specbench", "commit", "config_hash", "prompts_hash", "baseline_run_id", "device_name", "torch", "server"),
     "note",
@@ -38,32 +38,32 @@ class TrackedRun(Protocol):
 
 
 def check(cfg: Mapping[str, Any]) -> None:
-    """Raises UsageError where the library of the tracker is not installed."""
+    """Raises UsageError if the library of the tracker is not installed."""
     name = cfg.get("log", "none")
     if name in _WRITERS and importlib.util.find_spec(name) is None:
         raise UsageError(f"log={name} needs {name}: {install(name)}")
 
 
 def write(name: str, cfg: Mapping[str, Any], row: Mapping[str, Any], run: TrackedRun) -> str:
-    """Writes a finished row to a tracker; returns where. RunError where its library fails."""
+    """Writes a finished row to a tracker and returns where. RunError if its library fails."""
     try:
         return _WRITERS[name](cfg, row, run)
     except Exception as e:  # each library has its own errors
         why = " ".join(str(e).split())[:300] or type(e).__name__
         raise RunError(
-            f"not written to log={name} ({why}); the row is in {run.row}, the same command tries again"
+            f"not written to log={name} ({why}); the row is in {run.row}, and the same command tries again"
         ) from e
 
 
 def settings(cfg: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run was: its parameters and its identity, without empty ones."""
-    own = {name: value for name, value in cfg.items() if not name.startswith("log") and name != "out"}
-    own |= {name: row[name] for name in ("model", *_IDENTITY)}
-    return {name: value for name, value in own.items() if value is not None}
+    """The parameters and the identity of a run, without empty values."""
+    values = {name: value for name, value in cfg.items() if not name.startswith("log") and name != "out"}
+    values |= {name: row[name] for name in ("model", *_IDENTITY)}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """What a run measured: the columns with numbers that are no parameters, without speed-ups that do not hold."""
+    """The measurements of a run: the columns of numbers that are not parameters, without values that are withheld."""
     return {
         name: float(value)
         for name, value in row.items()
@@ -73,7 +73,7 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _mlflow(cfg: Mapping[str, Any], row: Mapping[str, Any], folder: TrackedRun) -> str:
-    """A new run, whose tag specbench.run_id is that of the row."""
+    """A new run, with the run_id of the row in its tag specbench.run_id."""
     import mlflow
 
     mlflow.set_experiment(cfg["log_project"])
@@ -102,7 +102,7 @@ def _tensorboard(cfg: Mapping[str, Any], row: Mapping[str, Any], folder: Tracked
 
 
 def _wandb(cfg: Mapping[str, Any], row: Mapping[str, Any], folder: TrackedRun) -> str:
-    """The same run_id continues the same run, as when it gets more prompts."""
+    """The same run_id continues the same run, for example with more prompts."""
     import wandb
 
     run = wandb.init(
@@ -123,7 +123,7 @@ def _wandb(cfg: Mapping[str, Any], row: Mapping[str, Any], folder: TrackedRun) -
     return str(run.url or run.dir)
 
 
-#: Tracker -> what writes to it. The module that it needs, and the extra that installs it, have the same name.
+#: Tracker -> its writer. The module that it needs, and the extra that installs it, have the tracker's name.
 _WRITERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any], TrackedRun], str]] = {
     "mlflow": _mlflow,
     "tensorboard": _tensorboard,

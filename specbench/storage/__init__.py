@@ -1,1 +1,1 @@
-"""Files: where they lie, how they are fetched, how they are written."""
+"""Files: their locations, downloads, and safe writing."""

@@ -1,8 +1,8 @@
-"""Any CSV file: its text, its header, its cells as text. Every mistake in one is a UsageError.
+"""CSV files: text, header, and cells as text. Every mistake in a file is a UsageError.
 
-The csv module reads and writes them: pandas.read_csv accepts a row that is too short, takes the first cells of one that
-is too long for an index and renames a column that occurs twice, all of which are mistakes of a user and refused here.
-It also takes 0.3 s to import, as long as `specbench run --help`.
+They are read and written with the csv module. pandas.read_csv accepts a row that is too short, uses the first cells of
+a row that is too long as an index, and renames a column that occurs twice. All of these are mistakes of a user and
+refused here. It also takes 0.3 s to import, as long as `specbench run --help`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from specbench.storage.reading import read_text
 
 
 def csv_text(columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Rows as CSV text below a header; None or an absent key is an empty cell. Raises ValueError for a key that is not
-    a column."""
+    """Rows as CSV text after a header; None or a missing key gives an empty cell. Raises ValueError for a key that is
+    not a column."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(columns), restval="", lineterminator="\n")
     writer.writeheader()
@@ -35,8 +35,8 @@ def csv_lines(
     path: Path, renamed: Mapping[str, str] | None = None
 ) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
     """The header of a CSV file, and its rows by column, each with its line number. renamed: old column names -> new.
-    UsageError for a file that is not CSV: not UTF-8, an unterminated cell, a row longer or shorter than the header, a
-    duplicate column."""
+    UsageError for a file that is not valid CSV: not UTF-8, an unterminated cell, a row with more or fewer cells than
+    the header, a column that occurs twice."""
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     lines: list[tuple[int, dict[str, str]]] = []
     try:
@@ -48,7 +48,7 @@ def csv_lines(
                 continue  # a blank line
             if len(cells) != len(columns):
                 raise UsageError(
-                    f"{path}, line {reader.line_num}: {len(cells)} cells below a header of {len(columns)}; fix the row"
+                    f"{path}, line {reader.line_num}: {len(cells)} cells instead of {len(columns)}; fix the row"
                 )
             lines.append((reader.line_num, dict(zip(columns, cells, strict=True))))
     except csv.Error as e:
@@ -58,29 +58,29 @@ def csv_lines(
 
 @dataclass(frozen=True)
 class RowFile:
-    """CSV files of one kind, whose cells stay text. columns: their names and meanings; of: what the rows are of."""
+    """CSV files of one kind, whose cells stay text. columns: their names and meanings; noun: a word for the rows."""
 
     columns: Mapping[str, str]
-    of: str
+    noun: str
 
     def read(self, path: Path) -> list[dict[str, str]]:
-        """The rows of a file, none where there is none yet. UsageError where it holds something else."""
+        """The rows of a file; [] if it does not exist yet. UsageError if it has other content."""
         if not path.is_file() or not path.stat().st_size:
             return []
         columns, lines = csv_lines(path)
         if foreign := [name for name in columns if name not in self.columns]:
-            raise UsageError(f"{path} is not a file of {self.of} (it has a column {foreign[0]}); choose another out=")
+            raise UsageError(f"{path} is not a file of {self.noun} (it has a column {foreign[0]}); choose another out=")
         return [{name: row.get(name, "") for name in self.columns} for _, row in lines]
 
     def append(self, path: Path, row: Mapping[str, Any]) -> None:
-        """Adds a row to a file, under a lock; the whole file is replaced atomically."""
+        """Adds a row to a file, under a lock. The whole file is replaced atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{path.name}.lock")):
             write_atomically(path, csv_text(self.columns, [*self.read(path), row]).encode())
 
 
 def read_header(path: Path) -> list[str]:
-    """The cells of the first line of a CSV file; none where it cannot be read."""
+    """The cells of the first line of a CSV file; [] if it cannot be read."""
     try:
         text = content(path).decode("utf-8-sig", errors="replace")
         return next(csv.reader(io.StringIO(text, newline="")), [])

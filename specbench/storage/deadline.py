@@ -1,4 +1,4 @@
-"""An end for work that may wait for ever, such as a request to a server that sends one byte a second."""
+"""A time limit for work that may never end, such as a request to a server that sends one byte a second."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 def within(seconds: float, work: Callable[[], T]) -> T:
     """The result or the exception of `work`, or TimeoutError after `seconds`.
 
-    `work` runs in a thread of its own, which continues after a TimeoutError until it ends by itself.
+    `work` runs in a separate thread, which continues after a TimeoutError until it ends by itself.
     """
     results: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 

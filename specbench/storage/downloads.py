@@ -1,7 +1,7 @@
 """Downloads of published files: listed at a pinned revision, resumed, checked against published digests, recorded.
 
-`transfer` gets the files, from the hub's repositories and from addresses. Unfinished ones are in .fetch/ of the
-destination and are moved when a folder is complete, so that an existing folder is complete. SOURCE.json next to it
+`transfer` downloads the files, from the hub's repositories and from plain addresses. Unfinished files are in .fetch/ of
+the destination and are moved when a folder is complete, so that an existing folder is complete. SOURCE.json next to it
 records the origin of every file.
 """
 
@@ -33,7 +33,7 @@ from specbench.storage.transfer import TIMEOUT, check_online, download, first_li
 
 RECORD, STAGING = "SOURCE.json", ".fetch"
 RELEASES = "https://github.com"  # the server of GitHub's releases
-LONGEST = 60.0  # seconds until a listing is complete
+LONGEST = 60.0  # seconds until a listing must be complete
 
 
 class FetchRecord:
@@ -56,7 +56,7 @@ class FetchRecord:
         write_atomically(self.path, text.encode() + b"\n")
 
     def start(self, name: str, origin: Mapping[str, str]) -> None:
-        """Record the origin of a part. The files that are recorded already stay."""
+        """Record the origin of a part. Recorded files stay."""
         self.parts.setdefault(name, {"files": {}}).update(origin, complete=False)
         self._save()
 
@@ -71,8 +71,8 @@ class FetchRecord:
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file of a repository: its path there, its bytes, and what the hub provides of its SHA-256 (large files) and of
-    its git blob id (the others)."""
+    """A file of a repository: its path, its bytes, and the digest that the hub publishes: its SHA-256 (large files), or
+    its git blob id (other files)."""
 
     name: str
     size: int
@@ -98,7 +98,7 @@ def hub_files(repository: str, revision: str) -> tuple[str, list[HubFile]]:
         LONGEST, lambda: HfApi().model_info(repository, revision=revision, files_metadata=True, timeout=TIMEOUT)
     )
     listed = [
-        # The blob of a large file is the pointer to it.
+        # The blob of a large file contains only a pointer to it.
         HubFile(f.rfilename, int(f.size or 0), f.lfs.sha256 if f.lfs else None, None if f.lfs else f.blob_id)
         for f in info.siblings or ()
         if f.rfilename.isprintable()
@@ -107,7 +107,7 @@ def hub_files(repository: str, revision: str) -> tuple[str, list[HubFile]]:
 
 
 def hub_download(repository: str, commit: str, name: str, count: int, folder: Path) -> Path:
-    """Download a file of `count` bytes of a Hugging Face repository to below `folder`."""
+    """Download a file of `count` bytes from a Hugging Face repository into `folder`."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
@@ -142,20 +142,20 @@ def _hub_errors(part: Part, revision: str, otherwise: str) -> Iterator[None]:
 
 
 def list_part(name: str, part: Part, record: FetchRecord, by_hand: str) -> Listing:
-    """The files of a part, at the recorded commit if a fetch started before, even if a branch has moved.
+    """The files of a part. If a fetch has started before, its commit is used, even if the branch has moved.
 
     by_hand: the alternative that an error message names.
     """
     revision = record.parts.get(name, {}).get("commit") or part.revision
     if part.sizes:
-        commit, found = revision, [HubFile(file, count) for file, count in part.sizes.items()]
+        commit, files = revision, [HubFile(file, count) for file, count in part.sizes.items()]
     elif part.address:
-        commit, found = revision, [HubFile(file, size_at(f"{part.address}/{file}")) for file in part.files]
+        commit, files = revision, [HubFile(file, size_at(f"{part.address}/{file}")) for file in part.files]
     else:
         with _hub_errors(part, revision, by_hand):
-            commit, found = hub_files(part.repository, revision)
+            commit, files = hub_files(part.repository, revision)
     inside = {}
-    for file in found:
+    for file in files:
         path = PurePosixPath(file.name)
         if str(path.parent) == (part.subfolder or ".") and not path.name.startswith("."):
             inside[path.name] = file
@@ -163,7 +163,7 @@ def list_part(name: str, part: Part, record: FetchRecord, by_hand: str) -> Listi
     for needed in part.files:
         matches = next((m for p in needed.split("|") if (m := fnmatch.filter(inside, p))), [])
         if not matches:
-            otherwise = "give another revision= or repository=" if name == "target" else by_hand
+            otherwise = "choose another revision= or repository=" if name == "target" else by_hand
             raise UsageError(f"{part.repository} at {commit} has no {needed}: {otherwise}")
         chosen |= {file: inside[file] for file in matches}
     for pattern in part.also:
@@ -172,8 +172,8 @@ def list_part(name: str, part: Part, record: FetchRecord, by_hand: str) -> Listi
 
 
 def is_fetched(record: FetchRecord, name: str, part: Part, folder: Path, revision: str | None, other: str) -> bool:
-    """Whether a part is completely fetched, at `revision` if one is given. UsageError for a part of another origin;
-    other: the argument that names another folder."""
+    """Whether a part is completely fetched, at `revision` if it is not None. UsageError for a part of another origin;
+    other: the argument that names another folder, for messages."""
     entry = record.parts.get(name)
     if entry is None:
         return False
@@ -189,7 +189,7 @@ def is_fetched(record: FetchRecord, name: str, part: Part, folder: Path, revisio
 
 
 def fetch_part(record: FetchRecord, folder: Path, staging: Path, name: str, listing: Listing) -> None:
-    """Download the missing files of a part, check all that were not checked before, and move them to `folder`."""
+    """Download the missing files of a part, check all files that are not checked yet, and move them to `folder`."""
     part, checked, loose = listing.part, staging / "checked" / name, staging / "hub" / name
     origin = {"repository": part.repository, "revision": part.revision, "commit": listing.commit}
     record.start(name, origin | {"licence": part.licence})
@@ -227,27 +227,27 @@ def is_unpacked(record: FetchRecord, file: File, folder: Path) -> bool:
 
 
 def fetch_file(record: FetchRecord, folder: Path, staging: Path, file: File, data: Data) -> None:
-    """Download a file of a data set, check it, and move it or its unpacked content to `folder`."""
+    """Download a file of a data set, check it, and move it, or its unpacked content, to `folder`."""
     record.start(file.name, {"address": file.address, "sha256": file.sha256, "licence": data.licence})
     path = folder / file.name
     if file.unpack or not path.exists():
         path = download(file.address, staging / file.name, file.size)
     _check(path, file.size, {"sha256": file.sha256}, staging)
     if file.unpack:
-        found = _unpack(path, file.unpack, staging / "checked")
+        content = _unpack(path, file.unpack, staging / "checked")
         _move(staging / "checked", folder)
         path.unlink()
     else:
-        found = {file.name: {"count": 1, "size": file.size}}
+        content = {file.name: {"count": 1, "size": file.size}}
         os.replace(path, folder / file.name)
-    record.parts[file.name]["files"] = found
+    record.parts[file.name]["files"] = content
     record.finish(file.name)
     print(f"  {file.name} is here", flush=True)
 
 
 def _unpack(archive: Path, patterns: Sequence[str], into: Path) -> dict[str, dict[str, int]]:
-    """Extract the members that match. Returns the number and the bytes of those of each pattern."""
-    found = {}
+    """Extract the members that match the patterns. Returns the number and the bytes of the members for each pattern."""
+    counts = {}
     try:
         with zipfile.ZipFile(archive) as z:
             members = [info for info in z.infolist() if not info.is_dir()]
@@ -256,22 +256,22 @@ def _unpack(archive: Path, patterns: Sequence[str], into: Path) -> dict[str, dic
                 for info in tqdm(chosen, desc=f"unpacking {archive.name}", unit="file", disable=None):
                     if any(step in ("", ".", "..") for step in info.filename.split("/")) or "\\" in info.filename:
                         raise UsageError(
-                            f"{archive} holds the unsafe name {info.filename!r}: it is not the published file"
+                            f"{archive} contains the unsafe name {info.filename!r}: it is not the published file"
                         )
                     z.extract(info, into)
                 if not chosen:
-                    raise UsageError(f"{archive} holds no {pattern}: it is not the published file")
-                found[pattern] = {"count": len(chosen), "size": sum(info.file_size for info in chosen)}
+                    raise UsageError(f"{archive} contains no {pattern}: it is not the published file")
+                counts[pattern] = {"count": len(chosen), "size": sum(info.file_size for info in chosen)}
     except (zipfile.BadZipFile, OSError, NotImplementedError) as e:
         raise UsageError(
-            f"cannot unpack {archive} ({e}); make room, or remove it and run the same command again"
+            f"cannot unpack {archive} ({e}); free disk space, or remove it and run the same command again"
         ) from e
-    return found
+    return counts
 
 
 @contextmanager
 def staged(folder: Path) -> Iterator[Path]:
-    """The folder of unfinished files, locked against other processes; removed when all is done."""
+    """The folder of unfinished files, locked against other processes. It is removed at the end."""
     staging = folder / STAGING
     try:
         staging.mkdir(parents=True, exist_ok=True)
@@ -281,17 +281,17 @@ def staged(folder: Path) -> Iterator[Path]:
     except Timeout:
         raise UsageError(f"another fetch is writing to {folder}: wait for it") from None
     except OSError as e:
-        raise UsageError(f"cannot write to {folder} ({e.strerror or e}): make room, or name another folder") from e
+        raise UsageError(f"cannot write to {folder} ({e.strerror or e}): free space, or name another folder") from e
     shutil.rmtree(staging, ignore_errors=True)
 
 
 def _check(path: Path, count: int, digests: Mapping[str, str | None], staging: Path) -> str:
-    """The SHA-256 of a file. UsageError where it is not the published file; one in `staging` is then removed.
+    """The SHA-256 of a file. UsageError if it is not the published file; a file in `staging` is then removed.
 
-    digests: the published ones that are known, by name: "sha256", "md5", and "git", the SHA-1 that git calls a file.
+    digests: the published digests, None if unknown: "sha256", "md5", and "git", the SHA-1 of the git blob.
     """
-    found = sha256_file(path)
-    good = size(path) == count and found == (digests.get("sha256") or found)
+    digest = sha256_file(path)
+    good = size(path) == count and digest == (digests.get("sha256") or digest)
     md5 = hashlib.md5(usedforsecurity=False)
     git = hashlib.sha1(b"blob %d\0" % count, usedforsecurity=False)
     for name, start in (("md5", md5), ("git", git)):
@@ -299,15 +299,16 @@ def _check(path: Path, count: int, digests: Mapping[str, str | None], staging: P
             with path.open("rb") as f:
                 good = hashlib.file_digest(f, start.copy).hexdigest() == digests[name]
     if good:
-        return found
+        return digest
     if path.is_relative_to(staging):
         path.unlink()
-        raise UsageError(f"{path.name} came damaged (SHA-256 {found}) and was removed: run the same command again")
-    raise UsageError(f"{path} is not the published file (SHA-256 {found}): move it away")
+        raise UsageError(f"{path.name} arrived damaged (SHA-256 {digest}) and was removed: run the same command again")
+    raise UsageError(f"{path} is not the published file (SHA-256 {digest}): move it away")
 
 
 def _move(staged: Path, folder: Path) -> None:
-    """Move a folder to its destination: as a whole if there is none yet, else file by file, replacing none."""
+    """Move a folder to its destination: as a whole if the destination does not exist, else file by file; replaces
+    none."""
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         os.replace(staged, folder)

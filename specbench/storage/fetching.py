@@ -1,4 +1,4 @@
-"""Fetching what is absent: it is listed with sizes and licences, and fetched once the user agrees."""
+"""Fetches missing files: it lists them with sizes and licences, and downloads them after the user has agreed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from specbench.storage.transfer import size_at
 def parts(
     title: str, wanted: Mapping[str, Part], folder: Path, revision: str | None, yes: bool, other_folder: str
 ) -> bool:
-    """Fetch what is not in `folder` yet; returns whether anything was missing.
+    """Fetch the parts that `folder` does not contain. Returns whether anything was missing.
 
-    revision: the one that the target must have, if the user gave it. other_folder: the argument that names another
-    folder.
+    revision: the revision of the target, if the user gave one. other_folder: the argument that names another folder,
+    for messages.
     """
     record = FetchRecord(folder)
     todo = {
@@ -37,32 +37,36 @@ def parts(
     listed = {name: downloads.list_part(name, part, record, by_hand) for name, part in todo.items()}
     total = 0
     print(f"{title} -> {folder}")
-    for name, found in listed.items():
-        at = f"commit {found.commit}" if found.part.pinned else f"{found.part.revision}, now commit {found.commit}"
-        at = f"release {found.commit}" if found.part.sizes else at
-        at = f"the file of {found.commit}" if found.part.address else at
-        print(f"  {name}/: {found.part.repository}, {at} ({found.part.licence})")
-        for file, published in found.files.items():
-            here = size(folder / name / file)
-            if here not in (None, published.size):  # the user's file, which is never overwritten
+    for name, listing in listed.items():
+        at = (
+            f"commit {listing.commit}"
+            if listing.part.pinned
+            else f"{listing.part.revision}, now commit {listing.commit}"
+        )
+        at = f"release {listing.commit}" if listing.part.sizes else at
+        at = f"the file of {listing.commit}" if listing.part.address else at
+        print(f"  {name}/: {listing.part.repository}, {at} ({listing.part.licence})")
+        for file, published in listing.files.items():
+            present = size(folder / name / file)
+            if present not in (None, published.size):  # the user's file, which is never overwritten
                 raise UsageError(
-                    f"{folder / name / file} has {here} bytes, the one of {found.part.repository} has"
+                    f"{folder / name / file} has {present} bytes, but the file of {listing.part.repository} has"
                     f" {published.size}: move it away, or name another folder with {other_folder}"
                 )
-            total += published.size if here is None else 0
-            print(f"    {format_size(published.size):>9}  {file}{'' if here is None else '  (there)'}")
+            total += published.size if present is None else 0
+            print(f"    {format_size(published.size):>9}  {file}{'' if present is None else '  (exists)'}")
     for licence, meaning in sources.NON_COMMERCIAL.items():
-        if names := [f"{name}/" for name, found in listed.items() if found.part.licence == licence]:
+        if names := [f"{name}/" for name, listing in listed.items() if listing.part.licence == licence]:
             print(f"  licence of {', '.join(names)}: {licence}, {meaning}")
     _confirm(folder, total, total, yes, other_folder)
     with downloads.staged(folder) as staging:
-        for name, found in listed.items():
-            downloads.fetch_part(record, folder, staging, name, found)
+        for name, listing in listed.items():
+            downloads.fetch_part(record, folder, staging, name, listing)
     return True
 
 
 def data_set(name: str, data: Data, folder: Path, yes: bool) -> None:
-    """Fetch the files of a data set that are not in `folder` yet."""
+    """Fetch the missing files of a data set into `folder`."""
     record = FetchRecord(folder)
     todo = [file for file in data.files if not downloads.is_unpacked(record, file, folder)]
     if not todo:
@@ -72,7 +76,7 @@ def data_set(name: str, data: Data, folder: Path, yes: bool) -> None:
     for file in todo:
         if not file.unpack and size(folder / file.name) not in (None, file.size):
             raise UsageError(
-                f"{folder / file.name} is not the published file: move it away, or give another data_dir=DIR"
+                f"{folder / file.name} is not the published file: move it away, or use another data_dir=DIR"
             )
     print(f"{name} -> {folder}")
     for file in todo:
@@ -90,13 +94,13 @@ def data_set(name: str, data: Data, folder: Path, yes: bool) -> None:
 
 
 def _confirm(folder: Path, missing: int, needed: int, yes: bool, other_folder: str) -> None:
-    """Check the disk space, then ask for consent. Raises UsageError without either."""
+    """Check the disk space, then ask for consent. Raises UsageError if the space or the consent is missing."""
     above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(above).free
-    print(f"  to fetch: {format_size(missing)}; free there: {format_size(free)}", flush=True)
+    print(f"  to fetch: {format_size(missing)}; free disk space: {format_size(free)}", flush=True)
     if needed > free:
         raise UsageError(
-            f"{folder} has {format_size(free)} of disk space, and {format_size(needed)} are needed: free some, or give"
+            f"{folder} has {format_size(free)} of disk space, but {format_size(needed)} are needed: free some, or use"
             f" {other_folder}"
         )
     if yes:

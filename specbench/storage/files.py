@@ -24,7 +24,7 @@ _TEMPORARY = re.compile(r".+\.[0-9a-f]{8}\.tmp")
 
 
 def content(path: Path) -> bytes:
-    """The bytes of a file that a user names, or of one in a run's folder. Waits for nothing: a pipe, a device or a
+    """The bytes of a file that a user names, or of a file in a run's folder. Does not block: a pipe, a device or a
     folder of that name is a UsageError. Other errors are OSErrors."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
@@ -42,9 +42,9 @@ def _check_regular(path: Path, mode: int) -> None:
 
 
 def check_regular(folder: Path, names: Collection[str]) -> None:
-    """UsageError where something in a run's folder is no file or folder of its own: a link, through which the run would
-    read or write another place, a pipe, or a folder with one of the `names` of files. Images, in folders below it,
-    too."""
+    """UsageError if a run's folder contains anything but regular files and folders: a link, through which the run would
+    read or write another place, a pipe, or a folder with one of the `names` of files. Also checks the images in its
+    folders."""
     for entry in os.scandir(folder):
         mode = entry.stat(follow_symlinks=False).st_mode
         if not stat.S_ISDIR(mode) or entry.name in names:
@@ -73,8 +73,9 @@ def append_line(path: Path, line: bytes) -> None:
 def atomic_path(path: Path) -> Iterator[Path]:
     """The path of a temporary file to write, which replaces `path` at the end of the block.
 
-    Readers, also after a kill, find the old content or the new one, never a part. Each call has its own temporary file,
-    so several processes may write one path. It is removed on an error, and by `remove_temporary` after a kill.
+    At any time, even after a kill, readers see the old content or the new one, never a part. Each call has its own
+    temporary file, so that several processes may write one path. An error removes it; after a kill, `remove_temporary`
+    does.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
@@ -101,7 +102,7 @@ def is_temporary(path: Path) -> bool:
 
 
 def remove_temporary(folder: Path) -> None:
-    """Remove the temporary files that a kill left in a locked folder and below it."""
+    """Remove the temporary files that a kill left in a locked folder and its subfolders."""
     for path in folder.rglob("*.tmp"):
         if is_temporary(path):
             path.unlink(missing_ok=True)
@@ -116,7 +117,7 @@ def _fsync(path: Path) -> None:
 
 
 def writable(path: str) -> Path:
-    """The path of a file that a command will write. UsageError where it cannot be written, before any work is done."""
+    """The path of a file that a command will write. UsageError if it cannot be written, before any work is done."""
     file = home.expanded(path)
     try:
         if file.is_dir():
@@ -136,8 +137,8 @@ def writable(path: str) -> Path:
 @contextmanager
 def locked(folder: Path, check: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Create a folder, lock it against other processes, and remove temporary files that a kill left there. `check` runs
-    after the folder is created and before the lock file is. UsageError where another process holds the lock or nothing
-    can be written."""
+    after the folder is created and before the lock file is. UsageError if another process has the lock or nothing can
+    be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         check()
@@ -166,9 +167,9 @@ def sha256_file(path: Path) -> str:
 
 
 def state(path: Path) -> tuple[int, ...]:
-    """Identity, size and time of change of a file; differs after the file was changed. Raises OSError."""
-    found = path.stat()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    """Identity, size and time of change of a file. It differs after the file was changed. Raises OSError."""
+    stat = path.stat()
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def cached_sha256(path: Path) -> str:
@@ -177,31 +178,31 @@ def cached_sha256(path: Path) -> str:
     cache = home.home() / "digests" / f"{sha256(str(path.resolve()), 16)}.json"
     key = [file.st_size, file.st_mtime_ns]
     try:
-        found = json.loads(cache.read_text(encoding="utf-8"))
-        if found["of"] == key:
-            return bytes.fromhex(found["sha256"]).hex()
+        entry = json.loads(cache.read_text(encoding="utf-8"))
+        if entry["of"] == key:
+            return bytes.fromhex(entry["sha256"]).hex()
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # absent or damaged: hashed again
+        pass  # missing or damaged: hashed again
     digest = sha256_file(path)
-    with suppress(OSError):  # costs time at the next start, nothing else
+    with suppress(OSError):  # a failure only costs time at the next start
         write_atomically(cache, json.dumps({"of": key, "sha256": digest}).encode())
     return digest
 
 
 def split_paths(text: str) -> list[str]:
-    """The paths in a list separated by commas. A path that exists may hold commas, such as a cell of a grid that is
-    named by its overrides; the longest one counts. The others may be empty."""
-    parts, found = text.split(","), []
+    """The paths in a list separated by commas. An existing path may contain commas, such as a cell of a grid, whose
+    name lists its overrides; the longest existing path is used. The others may be empty."""
+    parts, paths = text.split(","), []
     while parts:
         ends = range(len(parts), 0, -1)
-        end = next((i for i in ends if (one := ",".join(parts[:i])) and home.expanded(one).exists()), 1)
-        found.append(",".join(parts[:end]))
+        end = next((i for i in ends if (path := ",".join(parts[:i])) and home.expanded(path).exists()), 1)
+        paths.append(",".join(parts[:end]))
         parts = parts[end:]
-    return found
+    return paths
 
 
 def size(path: Path) -> int | None:
-    """Bytes of a file; None where there is none."""
+    """Bytes of a file; None if it does not exist."""
     try:
         return path.stat().st_size if path.is_file() else None
     except OSError:
@@ -212,7 +213,7 @@ _UNITS = ("B", "kB", "MB", "GB")
 
 
 def format_size(count: float) -> str:
-    """Bytes with their unit, such as 1.5 MB."""
+    """Bytes with a unit, such as 1.5 MB."""
     for unit in _UNITS:
         if count < 1000 or unit == "GB":
             break
@@ -221,6 +222,6 @@ def format_size(count: float) -> str:
 
 
 def in_bytes(size: int | str) -> float:
-    """Bytes of a size such as 1.5 MB, or of bytes. ValueError for another text."""
+    """The bytes of a size such as 1.5 MB, or of a number of bytes. ValueError for another text."""
     number, _, unit = str(size).partition(" ")
     return float(number) * 1000.0 ** _UNITS.index(unit or "B")

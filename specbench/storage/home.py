@@ -1,4 +1,4 @@
-"""The folder of fetched files and of what is derived from them: $SPECBENCH_HOME, else ~/.cache/specbench."""
+"""The folder of fetched files and of files derived from them: $SPECBENCH_HOME, or ~/.cache/specbench."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def home() -> Path:
 
 
 def expanded(path: str | Path) -> Path:
-    """A path with ~ expanded; a ~ that names no user is part of the name, as in a shell."""
+    """A path with ~ expanded. As in a shell, a ~ that names no user is part of the name."""
     return Path(os.path.expanduser(path))
 
 
@@ -32,5 +32,5 @@ def data_folder(name: str) -> Path:
 
 
 def tiles_file(device: str) -> Path:
-    """How the fused kernels divide their work on a device of this name, tuned there once."""
+    """The file with the tiles into which the fused kernels divide their work, tuned once on a device of this name."""
     return home() / "tiles" / f"{re.sub('[^A-Za-z0-9]+', '-', device).strip('-')}.json"

@@ -13,19 +13,20 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from specbench.errors import UsageError, plain
 
-LARGEST = 2**26  # pixels of an image; a small file can decompress to any number
-NARROWEST = 1000  # ratio of the longer side to the shorter one; scorers enlarge the shorter one to hundreds of pixels
+LARGEST = 2**26  # maximum pixels of an image; a small file can decompress to any number
+NARROWEST = 1000  # maximum ratio of the longer side to the shorter one, which scorers enlarge to hundreds of pixels
 #: The supported formats and their file name extensions. (Some formats of Pillow start other programs.)
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 
 
 def read(path: Path) -> np.ndarray:
-    """The image in a file, (H, W, 3) uint8, rotated according to its EXIF data; the first of several in one file.
+    """The image in a file, (H, W, 3) uint8, rotated according to its EXIF data. Of several images in one file, the
+    first.
 
-    Grey becomes three equal channels, transparent parts become white, 16 bits lose the lower 8, CMYK is converted
-    without a colour profile. UsageError naming the file if it is empty, cut off, damaged, larger than `LARGEST`, or not
-    an image in one of `FORMATS`.
+    Grey becomes three equal channels, transparent parts become white, of 16 bits the upper 8 are kept, and CMYK is
+    converted without a colour profile. UsageError, which names the file, if it is empty, cut off, damaged, larger than
+    `LARGEST`, or not an image in one of `FORMATS`.
     """
     try:
         if not path.is_file():
@@ -40,7 +41,7 @@ def read(path: Path) -> np.ndarray:
 
 
 def read_bytes(content: bytes, name: str) -> np.ndarray:
-    """`read` of the content of a file; name: for messages."""
+    """`read` for the content of a file; name: for messages."""
     return _read(lambda: io.BytesIO(content), name)
 
 
@@ -49,13 +50,11 @@ def _read(source: Callable[[], Path | io.BytesIO], name: Path | str) -> np.ndarr
         with Image.open(source(), formats=FORMATS) as opened:
             width, height = opened.size
             if width * height > LARGEST:
-                raise UsageError(f"{name} has {width}x{height} pixels, more than {LARGEST:,}; give a smaller image")
+                raise UsageError(f"{name} has {width}x{height} pixels, more than {LARGEST:,}; use a smaller image")
             if max(width, height) > NARROWEST * min(width, height):
-                raise UsageError(
-                    f"{name} has {width}x{height} pixels, which is too narrow to score; give another image"
-                )
+                raise UsageError(f"{name} has {width}x{height} pixels, which is too narrow to score; use another image")
             if opened.format == "PNG":
-                opened.verify()  # the checksums of its chunks, which reading skips; the file must be opened again
+                opened.verify()  # checks the checksums of its chunks, which reading does not; the file must be reopened
         with Image.open(source(), formats=FORMATS) as opened:
             return np.array(_rgb(ImageOps.exif_transpose(opened)))
     except UsageError:
@@ -63,7 +62,7 @@ def _read(source: Callable[[], Path | io.BytesIO], name: Path | str) -> np.ndarr
     except UnidentifiedImageError:
         raise UsageError(f"{name} is not an image in a supported format ({', '.join(FORMATS)})") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise UsageError(f"{name} has more than {LARGEST:,} pixels; give a smaller image") from None
+        raise UsageError(f"{name} has more than {LARGEST:,} pixels; use a smaller image") from None
     except Exception as e:  # each of Pillow's readers has its own errors for a damaged file
         raise _unreadable(name, e) from None
 
@@ -74,7 +73,7 @@ def _unreadable(name: Path | str, error: Exception) -> UsageError:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """Any of Pillow's modes as RGB of 8 bits."""
+    """An image of any of Pillow's modes as 8-bit RGB."""
     mode = image.mode
     if mode == "RGB" and "transparency" not in image.info:
         return image
@@ -86,28 +85,28 @@ def _rgb(image: Image.Image) -> Image.Image:
     if mode == "F":
         raise ValueError("its values are not integers")
     if "transparency" in image.info or mode in ("LA", "PA", "RGBA", "La", "RGBa"):
-        seen = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", seen.size, (255, 255, 255, 255)), seen).convert("RGB")
+        opaque = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", opaque.size, (255, 255, 255, 255)), opaque).convert("RGB")
     return image.convert("RGB")
 
 
 def find(folder: Path) -> list[Path]:
-    """The images in a folder and its subfolders, by file name extension, sorted; hidden ones are skipped. UsageError
-    for a name that is not UTF-8, which no table could hold."""
-    found: list[Path] = []
+    """The images in a folder and its subfolders, by file name extension, sorted. Skips hidden ones. UsageError for a
+    name that is not UTF-8, which no table can contain."""
+    paths: list[Path] = []
     for where, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(where, name) for name in files if not name.startswith(".") and name.lower().endswith(ENDINGS)]
-    for path in found:
+        paths += [Path(where, name) for name in files if not name.startswith(".") and name.lower().endswith(ENDINGS)]
+    for path in paths:
         try:
             str(path).encode()
         except UnicodeEncodeError:
             raise UsageError(f"the name of the image {plain(path)} is not UTF-8; rename it") from None
-    return sorted(found)
+    return sorted(paths)
 
 
 def check(image: np.ndarray) -> None:
-    """ValueError for anything but an image (H, W, 3) uint8."""
+    """ValueError unless it is an image (H, W, 3) uint8."""
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3 or not image.size:
         raise ValueError(f"an image must be uint8 (H, W, 3), not {image.dtype} {image.shape}")
 
@@ -118,7 +117,7 @@ def center_crop(image: np.ndarray, side: int) -> np.ndarray:
     if height == width == side:
         return image
     short = min(height, width)
-    # an odd margin is halved as in torchvision's center_crop, so that the square is LANTERN's to the pixel
+    # An odd margin is halved as in torchvision's center_crop, so that the square equals LANTERN's to the pixel.
     top, left = round((height - short) / 2), round((width - short) / 2)
     square = Image.fromarray(np.ascontiguousarray(image[top : top + short, left : left + short]))
     return np.asarray(square.resize((side, side), Image.Resampling.LANCZOS))
@@ -126,20 +125,20 @@ def center_crop(image: np.ndarray, side: int) -> np.ndarray:
 
 def digest(image: np.ndarray) -> str:
     """The SHA-256 of an image's size and pixels, in hexadecimal digits."""
-    found = hashlib.sha256(f"{image.shape} ".encode())
-    found.update(np.ascontiguousarray(image).data)
-    return found.hexdigest()
+    hasher = hashlib.sha256(f"{image.shape} ".encode())
+    hasher.update(np.ascontiguousarray(image).data)
+    return hasher.hexdigest()
 
 
 def contrast(image: np.ndarray) -> int:
-    """The largest difference of two pixels of an image (H, W, 3) uint8 in a channel: 0 for a single colour, at most
+    """The maximum difference of two pixels of an image (H, W, 3) uint8 in a channel: 0 for a single colour, at most
     255."""
     return max(int(np.ptp(image[..., channel])) for channel in range(3))
 
 
 def code_map(codes: np.ndarray) -> np.ndarray:
-    """Codes (..., rows, columns) below 2^16 as pixels (..., rows, columns, 3) uint8: the high byte in red, the low one
-    in green. It is no image: a folder keeps it where nothing here decodes the codes, so that they can be compared and
+    """Codes (..., rows, columns) below 2^16 as pixels (..., rows, columns, 3) uint8: the high byte in red, the low byte
+    in green. It is not an image: a folder stores it if nothing here decodes the codes, so that they can be compared and
     read again."""
     return np.stack([codes >> 8, codes & 255, np.zeros_like(codes)], -1).astype(np.uint8)
 

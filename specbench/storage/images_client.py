@@ -1,9 +1,9 @@
-"""A client of an image server: one request, its answer, and what a failed one means.
+"""A client of an image server: one request, its answer, and the meaning of a failure.
 
-What is sent and how an answer is read is up to the kind of server (`models.servers`).
+The kind of server (`models.servers`) determines the content of a request and how an answer is read.
 
-The answers are not trusted: each ends in a JSON object, in an image or in a `RequestError`, within the timeout,
-connection, headers, body and redirections included, and reads at most `LARGEST` bytes.
+Answers are not trusted. Each one becomes a JSON object, an image or a `RequestError`, within the timeout (including
+connection, headers, body and redirections), and reads at most `LARGEST` bytes.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from specbench.storage import image_files
 from specbench.storage.deadline import within
 from specbench.storage.package import __version__
 
-#: Environment variable with the key of a server that asks for one. It is sent to the server's own address alone.
+#: Environment variable with the key of a server that requires one. It is sent only to the server's own address.
 KEY = "SPECBENCH_API_KEY"
-LARGEST = 2**28  # bytes of an answer: the pixels of the largest image, uncompressed, in base64
-MOST_VALUES = 10_000  # of an answer's JSON; small ones take 20 times the memory of their text
-_SMALL = 2**20  # bytes of an answer that holds no image
+LARGEST = 2**28  # maximum bytes of an answer: the pixels of the largest image, uncompressed, in base64
+MOST_VALUES = 10_000  # maximum values in an answer's JSON; small ones need 20 times the memory of their text
+_SMALL = 2**20  # maximum bytes of an answer without an image
 _AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)  # status codes after which another attempt may succeed
-_QUICK = 20.0  # seconds that a server may take to name its version and its models
+_QUICK = 20.0  # maximum seconds for the server's version and model names
 
 
 class RequestError(Exception):
-    """A request without an image. again: whether another attempt may succeed; wait: seconds that the server asks to
-    wait before it."""
+    """A request without an image. again: whether another attempt may succeed; wait: the seconds that the server wants
+    the client to wait before it."""
 
     def __init__(self, reason: str, again: bool = True, wait: float | None = None) -> None:
         super().__init__(plain(" ".join(reason.split()))[:300])
@@ -54,7 +54,7 @@ class RequestError(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """The JSON object that a server answered with. read: the bytes behind an address in it, within the time of the
+    """The JSON object in a server's answer. read: returns the bytes at an address in it, within the time of the
     request; raises RequestError."""
 
     content: Mapping[str, Any]
@@ -63,10 +63,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Reply:
-    """What an answer holds. pixels: (H, W, 3) uint8, the image, or of a server without images the map of its codes
-    (`image_files.code_map`); codes: (rows, columns) of the image; tokens: that the server decoded for it, including
-    a preview; ar_s: seconds of the stages that decode tokens, as the server reports them. None: the server does not
-    say."""
+    """The content of an answer. pixels: (H, W, 3) uint8, the image or, from a server without images, the map of its
+    codes (`image_files.code_map`); codes: (rows, columns) of the image; tokens: the number that the server decoded for
+    it, including a preview; ar_s: seconds of the stages that decode tokens, as the server reports them. None: the
+    server does not report it."""
 
     pixels: np.ndarray
     codes: np.ndarray | None = None
@@ -75,22 +75,22 @@ class Reply:
 
 
 class ServerKind(Protocol):
-    """What a server is asked for one image, and how its answer is read."""
+    """The content of a request for one image, and how its answer is read."""
 
     path: str
-    has_images: bool  # False: the answers hold codes that nothing here decodes
+    has_images: bool  # False: the answers contain codes that nothing here decodes
 
     def __init__(self, cfg: Mapping[str, Any]) -> None: ...
 
     @classmethod
     def check(cls, cfg: Mapping[str, Any]) -> None:
-        """Raises UsageError for parameters that do not go together. Opens no file and no connection."""
+        """Raises UsageError for parameters that conflict. Opens no file and no connection."""
 
     def fields(self, prompt: str, seed: int) -> dict[str, Any]:
-        """The fields of a request; one that is None is not sent."""
+        """The fields of a request; fields with the value None are not sent."""
 
     def read(self, answer: Answer) -> Reply:
-        """Raises RequestError for an answer that is not what was asked for."""
+        """The reply in an answer. Raises RequestError for an answer that does not match the request."""
 
 
 class ImagesClient:
@@ -99,8 +99,8 @@ class ImagesClient:
     def __init__(self, url: str, timeout: float) -> None:
         self.url, self.timeout = url.rstrip("/").removesuffix("/v1"), timeout
         self._key = os.environ.get(KEY, "").strip()
-        if not (self._key.isascii() and self._key.isprintable()):  # the request's error would show the key
-            raise UsageError(f"{KEY} must be one line of ASCII characters: set it to the server's key alone")
+        if not (self._key.isascii() and self._key.isprintable()):  # the error of the request would print the key
+            raise UsageError(f"{KEY} must be one line of ASCII characters: set it to the server's key only")
         try:
             address = urllib.parse.urlsplit(self.url)
             self._host, _ = address.netloc, address.port
@@ -109,15 +109,15 @@ class ImagesClient:
         self._tls = ssl.create_default_context()
 
     def post(self, path: str, fields: Mapping[str, Any]) -> Answer:
-        """The answer to one request at a path; `fields` that are None are left out. Raises RequestError."""
+        """The answer to one request at a path; `fields` with the value None are not sent. Raises RequestError."""
         body = json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
         deadline = time.monotonic() + self.timeout
         content = _parsed(self._read(path, deadline, LARGEST, body))
         return Answer(content, lambda url: self._read(url, deadline, LARGEST))
 
     def identity(self) -> tuple[str, list[str]]:
-        """The server's name and version as far as it tells them ("vllm 0.16.0", "sglang", ""), and the names of its
-        models. RequestError where nothing answers at all."""
+        """The server's name and version as far as it reports them ("vllm 0.16.0", "sglang", ""), and the names of its
+        models. RequestError if there is no answer at all."""
         deadline = time.monotonic() + min(self.timeout, _QUICK)
         models = self._object("/v1/models", deadline)
         listed = models.get("data") if models else None
@@ -133,7 +133,7 @@ class ImagesClient:
         return plain(" ".join(filter(None, [owner, version])))[:100], names
 
     def _object(self, path: str, deadline: float) -> dict[str, Any] | None:
-        """The JSON object at a path; None where the server has none there. RequestError where nothing answers."""
+        """The JSON object at a path; None if the server has none there. RequestError if there is no answer."""
         try:
             return _parsed(self._read(path, deadline, _SMALL))
         except RequestError as e:
@@ -142,7 +142,7 @@ class ImagesClient:
             return None
 
     def _read(self, path: str, deadline: float, largest: int, body: bytes | None = None) -> bytes:
-        """The bytes behind a path of the server, or behind another address. Raises RequestError."""
+        """The bytes at a path of the server, or at another address. Raises RequestError."""
         sockets: list[socket.socket] = []
         try:
             return within(_left(deadline), lambda: self._fetched(path, deadline, largest, body, sockets))
@@ -152,21 +152,21 @@ class ImagesClient:
             raise RequestError(f"the address is not valid ({e})", again=False) from e
         except http.client.HTTPException as e:
             raise RequestError(f"no complete answer ({type(e).__name__})") from e
-        except (OSError, ValueError) as e:  # unreachable, reset, too late; an address that is none
+        except (OSError, ValueError) as e:  # unreachable, reset, too late, or not an address
             reason = e.reason if isinstance(e, urllib.error.URLError) else e
             late = isinstance(e, TimeoutError) or isinstance(reason, TimeoutError)
             kind = "" if isinstance(reason, str) else f"{type(reason).__name__}: "
             text = f"no answer within {self.timeout:g} s" if late else f"{kind}{reason}"
             raise RequestError(text, again=isinstance(e, OSError)) from e
         finally:
-            for each in sockets:
-                with suppress(OSError):  # ends a thread that still reads. (That of TLS would wait for the other side.)
-                    socket.socket.shutdown(each, socket.SHUT_RDWR)
+            for sock in sockets:
+                with suppress(OSError):  # ends a thread that still reads (TLS's own method would wait for the server)
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def _fetched(
         self, path: str, deadline: float, largest: int, body: bytes | None, sockets: list[socket.socket]
     ) -> bytes:
-        """The work of `_read`; `sockets` gets each socket that an answer is read from."""
+        """The work of `_read`. Appends each socket of an answer to `sockets`."""
         url = path if "://" in path else f"{self.url}/{path.lstrip('/')}"
         if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
             raise RequestError(f"the image's address is neither http nor https ({url[:100]})", again=False)
@@ -196,8 +196,7 @@ class ImagesClient:
 
 
 class _Collector(urllib.request.AbstractHTTPHandler):
-    """Opens http and https, and collects the sockets of all answers, so that reading them can be ended from another
-    thread."""
+    """Opens http and https, and collects the sockets of all answers, so that another thread can end the reading."""
 
     http_request = https_request = urllib.request.AbstractHTTPHandler.do_request_
 
@@ -217,20 +216,20 @@ class _Collector(urllib.request.AbstractHTTPHandler):
         return made
 
     def _response(self, sock: socket.socket, *arguments: Any, **options: Any) -> http.client.HTTPResponse:
-        _left(self._deadline)  # nobody waits any more for a connection that was made too late
+        _left(self._deadline)  # after the deadline, nobody waits for this connection
         self._sockets.append(sock)
         return http.client.HTTPResponse(sock, *arguments, **options)
 
 
 def image_of(answer: Answer) -> np.ndarray:
-    """The image (H, W, 3) uint8 in an answer of OpenAI's images interface: {"data": [{"b64_json": ...} or {"url":
-    ...}]}, where the address may be relative to the server. Raises RequestError."""
+    """The image (H, W, 3) uint8 in an answer of OpenAI's images API: {"data": [{"b64_json": ...} or {"url": ...}]},
+    where the address may be relative to the server. Raises RequestError."""
     data = answer.content.get("data")
     first = data[0] if isinstance(data, list) and data else None
     if not isinstance(data, list) or not isinstance(first, dict):
-        raise RequestError("the answer holds no image")
+        raise RequestError("the answer contains no image")
     if len(data) > 1:
-        raise RequestError(f"the answer holds {len(data)} images instead of 1", again=False)
+        raise RequestError(f"the answer contains {len(data)} images instead of 1", again=False)
     if isinstance(first.get("b64_json"), str):
         try:
             content = base64.b64decode(first["b64_json"].partition("base64,")[2] or first["b64_json"], validate=True)
@@ -254,35 +253,35 @@ def _left(deadline: float) -> float:
 
 
 def _body(answer: Any, deadline: float, largest: int) -> bytes:
-    """An answer's bytes, read piece by piece up to a deadline and a size."""
+    """An answer's bytes, read in pieces up to a deadline and a size."""
     if (coding := answer.headers.get("Content-Encoding", "identity")).lower() != "identity":
-        raise RequestError(f"the answer is compressed ({coding}), which was not asked for", again=False)
-    found = io.BytesIO()
+        raise RequestError(f"the answer is compressed ({coding}), but the request forbids that", again=False)
+    content = io.BytesIO()
     while piece := answer.read1(1 << 16):
-        found.write(piece)
+        content.write(piece)
         _left(deadline)
-        if found.tell() > largest:
+        if content.tell() > largest:
             raise RequestError(f"the answer is larger than {largest >> 20} MiB", again=False)
     wanted = answer.headers.get("Content-Length")
-    if wanted and wanted.isdecimal() and found.tell() < int(wanted):
-        raise RequestError(f"the answer ends after {found.tell()} of {wanted} bytes")
-    return found.getvalue()
+    if wanted and wanted.isdecimal() and content.tell() < int(wanted):
+        raise RequestError(f"the answer ends after {content.tell()} of {wanted} bytes")
+    return content.getvalue()
 
 
 def _parsed(content: bytes) -> dict[str, Any]:
     if sum(content.count(sign) for sign in b",[{") > MOST_VALUES:
-        raise RequestError(f"the answer holds more than {MOST_VALUES} values", again=False)
+        raise RequestError(f"the answer contains more than {MOST_VALUES} values", again=False)
     try:
-        found = json.loads(content)
+        value = json.loads(content)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        value = None
+    if not isinstance(value, dict):
         raise RequestError("the answer is not a JSON object")
-    return found
+    return value
 
 
 def _explanation(error: urllib.error.HTTPError, deadline: float) -> str:
-    """A server's own words on a status code: {"error": {"message": ...}} or {"detail": ...}; or ""."""
+    """A server's own message with a status code: {"error": {"message": ...}} or {"detail": ...}; "" without one."""
     try:
         about = _parsed(_body(error, deadline, _SMALL))
     except (OSError, ValueError, RequestError, http.client.HTTPException):
@@ -292,13 +291,13 @@ def _explanation(error: urllib.error.HTTPError, deadline: float) -> str:
 
 
 def _refused(error: urllib.error.HTTPError) -> RequestError:
-    """What a status code means, with the explanation in `error.msg`."""
+    """The error for a status code; `error.msg` contains the explanation."""
     reason = f"HTTP {error.code}{f': {error.msg}' if error.msg else ''}"
     return RequestError(reason, error.code in _AGAIN, _retry_after(error.headers.get("Retry-After")))
 
 
 def _retry_after(text: str | None) -> float | None:
-    """Seconds in a Retry-After header: a number, or a date."""
+    """Seconds in a Retry-After header, which is a number or a date."""
     if not text:
         return None
     if text.strip().isdecimal():

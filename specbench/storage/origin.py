@@ -1,4 +1,4 @@
-"""Where results are made: the commit of the code, the device, and the versions of what computes them."""
+"""Where results were computed: the commit of the code, the device, and the versions of the software."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from specbench.storage.package import __version__
 
 
 def commit() -> str:
-    """The checkout's commit, with -dirty where its code or configurations differ from it. Outside a checkout, and where
-    git is missing, what the variable SPECBENCH_COMMIT says, or nothing."""
+    """The checkout's commit, with -dirty if its code or configurations differ from it. Without a checkout or without
+    git, the value of the variable SPECBENCH_COMMIT, or ""."""
     root = Path(__file__).resolve().parents[2]
-    if _git(root, "rev-parse", "--show-toplevel") != str(root):  # or installed somewhere inside another repository
+    if _git(root, "rev-parse", "--show-toplevel") != str(root):  # e.g. installed inside another repository
         return os.environ.get("SPECBENCH_COMMIT", "")
     head = _git(root, "rev-parse", "--verify", "--quiet", "HEAD")
     return head and head + ("-dirty" if _git(root, "status", "--porcelain", "--", "specbench", "conf") else "")
@@ -34,7 +34,8 @@ def _output(*command: str) -> str:
 
 
 def environment(device: Any) -> dict[str, Any]:
-    """Where a process decodes, under the names of a row's columns. `device` is a torch.device. Imports torch."""
+    """The environment in which a process decodes, under the names of a row's columns. `device` is a torch.device.
+    Imports torch."""
     import torch
 
     cuda = device.type == "cuda"

@@ -1,4 +1,4 @@
-"""What the package says of itself: its version, which rows and the build read here, and packages that are functions."""
+"""The package's version, which rows and the build read here, and packages that can be called like functions."""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -10,7 +10,7 @@ __version__ = "0.3.0"
 class CallablePackage(ModuleType):
     """A package that is also the function of the same name: `specbench.audit` and `specbench.compare`.
 
-    function: finds a function by its name; the package `specbench` sets it.
+    function: returns a function by its name; the package `specbench` sets it.
     """
 
     function: ClassVar[Callable[[str], Callable[..., Any]]]

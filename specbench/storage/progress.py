@@ -1,7 +1,7 @@
-"""Progress bars: text on a terminal, a widget in a notebook that has them."""
+"""Progress bars: text on a terminal, a widget in a notebook that supports it."""
 
 import warnings
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # a notebook without ipywidgets has bars of text
-    from tqdm.autonotebook import tqdm as tqdm  # as tqdm.auto, which imports asyncio as well
+    warnings.simplefilter("ignore")  # without ipywidgets, a notebook shows bars as text
+    from tqdm.autonotebook import tqdm as tqdm  # tqdm.auto would import asyncio as well

@@ -1,8 +1,8 @@
-"""Where the weights and data of others come from: what `specbench fetch` gets, and what an absent file's error names.
+"""The sources of other people's weights and data: `specbench fetch` uses them, and errors on missing files name them.
 
-The files under conf/ say it, each with the page that names the repository. A repository is on the Hugging Face hub
-unless another site is given. It is pinned to a commit where a public page of that commit lists the files or pins them;
-else it is `main`, whose commit a fetch records.
+The files in conf/ declare them, each with the page that names the repository. A repository is on the Hugging Face hub
+unless another site is given. It is pinned to a commit if a public page of that commit lists the files or pins them;
+otherwise it is `main`, whose commit a fetch records.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 from specbench.storage.files import format_size, in_bytes
 from specbench.storage.reading import made
 
-#: A licence -> the restriction that is printed with it; the others are permissive.
+#: A licence -> the restriction that is printed with it. Licences that are not listed are permissive.
 NON_COMMERCIAL = {
     "CC BY-NC 4.0": "non-commercial: not for commercial use",
-    "Chameleon Research License": "non-commercial: research use only, also of what is made with the weights",
+    "Chameleon Research License": "non-commercial: research use only, also for anything made with the weights",
 }
-#: What a Hugging Face folder of a model has, and what it may have; never its code.
+#: The required and the optional files of a model's Hugging Face folder; never its code.
 _MODEL = ("config.json", "*.safetensors|*.bin")
 _ALSO = ("generation_config.json", "*.index.json", "tokenizer*.json", "special_tokens_map.json", "merges.txt")
 
@@ -30,14 +30,14 @@ _ALSO = ("generation_config.json", "*.index.json", "tokenizer*.json", "special_t
 class Part:
     """One folder of a model and the repository that fills it.
 
-    `files` are patterns of file names, each of which must be there ("a|b": a, else b), by default those of a model in
-    the layout of transformers: one file of tensors, or shards with their index; `also` is taken where it is there. All
-    of them lie in `subfolder` of the repository. `md5` and `sha256` hold published checksums. With `sizes`, which holds
-    the size of every file, the files are those of a release of a GitHub repository, `revision` its tag. With `address`
-    they are at that address, `revision` is the commit or the date of their last change and `repository` a name; without
-    `sizes` the server is asked for these. `listed` has
-    sizes as the repository's own page or its pointers to large files showed them without a login: bytes, or three
-    digits and a unit. They serve forecasts alone; a fetch asks the hub.
+    `files` are patterns of file names, which must all exist ("a|b": a, else b); default: the files of a model in the
+    layout of transformers, one file of tensors, or shards with their index. `also` are optional files. All of them are
+    in `subfolder` of the repository. `md5` and `sha256` contain published checksums. With `sizes`, which contains the
+    size of every file, the files belong to a release of a GitHub repository, and `revision` is its tag. With `address`,
+    they are at that address, `revision` is the commit or the date of their last change, and `repository` is a name;
+    without `sizes` the server is asked for them. `listed` has sizes from the repository's own page, or from its
+    pointers to large files, as shown without a login: bytes, or three digits and a unit. Only forecasts use them; a
+    fetch asks the hub.
     """
 
     repository: str
@@ -63,25 +63,26 @@ class Part:
 
     @property
     def known_sizes(self) -> dict[str, float]:
-        """Bytes of the files whose size is known without asking."""
+        """Bytes of the files whose size is known without a request."""
         return {**{name: in_bytes(text) for name, text in self.listed.items()}, **self.sizes}
 
     @property
     def unknown_sizes(self) -> list[str]:
-        """The patterns of `files` of which no file's size is known."""
-        return [one for one in self.files if not any(fnmatch.filter(self.known_sizes, p) for p in one.split("|"))]
+        """The patterns of `files` for which no size is known."""
+        return [p for p in self.files if not any(fnmatch.filter(self.known_sizes, part) for part in p.split("|"))]
 
     @property
     def pinned(self) -> bool:
-        """Whether the files are those of one commit or of a release, today and later; else they are of a branch."""
+        """Whether the files belong to one commit or release, and thus never change. Otherwise they belong to a
+        branch."""
         return bool(self.sizes) or re.fullmatch(r"[0-9a-f]{40}", self.revision) is not None
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """`parts` is what every run needs, `drafters` what a drafter needs in addition, both by folder; `sizes` holds the
-    target of each other size, for which no drafter is published; `instead` holds repositories with another layout of
-    the same target."""
+    """The sources of a model. parts: needed by every run; drafters: needed by a drafter in addition; both by folder.
+    sizes: the target for each other size, for which no drafter is published; instead: repositories with another layout
+    of the same target."""
 
     parts: Mapping[str, Part]
     drafters: Mapping[str, Part] = field(default_factory=dict)
@@ -89,20 +90,21 @@ class ModelSource:
     instead: tuple[Part, ...] = ()
 
     def of_size(self, size: str) -> ModelSource:
-        """What is published for another size than the model's own: its target, if there is one, and no drafters."""
-        others = {name: one for name, one in self.parts.items() if name != "target"}
+        """The sources for another size than the model's default: its target, if it is published, and no drafters."""
+        others = {name: part for name, part in self.parts.items() if name != "target"}
         target = {"target": self.sizes[size]} if size in self.sizes else {}
         return replace(self, parts={**target, **others}, drafters={})
 
 
 def model_source(fields: Any, where: str) -> ModelSource:
-    """The files of a model: its folders, and, under `drafters`, `sizes` and `instead`, the others of `ModelSource`.
+    """The files of a model: its folders and, under `drafters`, `sizes` and `instead`, the other fields of
+    `ModelSource`.
 
-    Raises UsageError, naming `where`, for wrong fields.
+    Raises UsageError, which names `where`, for wrong fields.
     """
-    held = dict(fields) if isinstance(fields, Mapping) else {}
-    others = {name: held.pop(name) for name in ("drafters", "sizes", "instead") if name in held}
-    parts = {name: held[name] for name in [*_ORDER, *held] if name in held}
+    values = dict(fields) if isinstance(fields, Mapping) else {}
+    others = {name: values.pop(name) for name in ("drafters", "sizes", "instead") if name in values}
+    parts = {name: values[name] for name in [*_ORDER, *values] if name in values}
     return made(ModelSource, {"parts": parts, **others}, where)
 
 
@@ -112,8 +114,8 @@ _ORDER = ("target", "tokenizer", "text")
 
 @dataclass(frozen=True)
 class File:
-    """A file at a plain address. With `unpack`, it is a zip of which these members are kept, and the rest is not. size:
-    its bytes, 0 where no page shows them and a fetch asks the server."""
+    """A file at a plain address. unpack: members of this zip file that are kept. size: its bytes; 0 if no page shows
+    them, so that a fetch asks the server."""
 
     address: str
     size: int
@@ -134,7 +136,7 @@ class Data:
 
 
 def sized(sizes: Mapping[str, float], unknown: Iterable[str]) -> Iterator[str]:
-    """A line for each file, with its bytes where they are known without asking."""
+    """One line per file, with its bytes if they are known without a request."""
     yield from (f"{format_size(count):>12}  {name}" for name, count in sizes.items())
     yield from (f"size unknown  {name}" for name in unknown)
 
@@ -144,7 +146,7 @@ def part_of(entry: ModelSource, name: str) -> Part | None:
 
 
 def listing(parts: Mapping[str, Part]) -> str:
-    """The folder of each part's files, as text."""
+    """The folder for each part's files, as text."""
     return ", ".join(f"{names(part)} into {name}/" for name, part in parts.items())
 
 

@@ -1,5 +1,5 @@
-"""The transfer of one file from an address, by huggingface_hub, which continues partial files and tries again. No file
-grows beyond its size, whatever a server sends."""
+"""Transfers one file from an address with huggingface_hub, which continues partial files and tries again. No file grows
+beyond its size, whatever a server sends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def first_line(error: Exception) -> str:
 
 
 def size_at(address: str) -> int:
-    """The bytes of a file that the server at an address states. UsageError where it does not answer or states none."""
+    """The bytes of a file that the server at an address reports. UsageError if it does not answer or reports none."""
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
 
     check_online(address, "fetch it with a browser")
@@ -37,14 +37,14 @@ def size_at(address: str) -> int:
         raise UsageError(f"cannot get the size of {address} ({first_line(e)}): try again") from e
 
 
-#: A range of a compressed answer, and its length, do not fit the file.
+#: A range and the length of a compressed answer do not fit the file.
 _PLAIN = {"Accept-Encoding": "identity"}
 
 
 def download(address: str, path: Path, count: int) -> Path:
     """Download a file of `count` bytes to `path`, through `path`.part, which a later call continues.
 
-    UsageError where the server does not answer or has another file.
+    UsageError if the server does not answer or has another file.
     """
     if size(path) == count:  # put there by the user, as the error advises
         return path
@@ -56,13 +56,13 @@ def download(address: str, path: Path, count: int) -> Path:
     except Exception as e:  # the client's exceptions differ from version to version
         raise UsageError(
             f"cannot fetch {address} ({first_line(e)}); {format_size(size(_partial(path)) or 0)} of"
-            f" {format_size(count)} are there: run the same command again, or put it at {path}"
+            f" {format_size(count)} are downloaded: run the same command again, or put it at {path}"
         ) from e
 
 
 class _Bounded(io.BufferedWriter):
-    """A file that is appended to, and that does not grow beyond `limit` bytes: an endless or compressed answer would
-    fill the disk before its size is checked. Raises OSError."""
+    """A file for appending that does not grow beyond `limit` bytes: an endless or compressed answer would fill the disk
+    before its size is checked. Raises OSError."""
 
     def __init__(self, path: Path, limit: int) -> None:
         super().__init__(io.FileIO(path, "ab"))
@@ -80,7 +80,7 @@ def _partial(path: Path) -> Path:
 
 
 def transfer(address: str, path: Path, count: int, headers: Mapping[str, str]) -> Path:
-    """Download a file of `count` bytes to `path`, through `path`.part. UsageError where the server sends more; the
+    """Download a file of `count` bytes to `path`, through `path`.part. UsageError if the server sends more; the
     client's exceptions for everything else."""
     from huggingface_hub.file_download import http_get
 

@@ -1,1 +1,2 @@
-"""The papers' tables: measured rows next to published numbers, run where missing, as Markdown, LaTeX and CSV."""
+"""The papers' tables: measured rows next to published numbers, as Markdown, LaTeX and CSV. Missing rows are
+measured."""

@@ -1,6 +1,6 @@
-"""Tables from YAML, and every table there is, by its id. docs/suites.md describes the format.
+"""Tables from YAML, and all tables by id. docs/suites.md describes the format.
 
-A line with a list in the place of a value is a sweep: one line for each value, and a curve of the figure.
+A line with a list instead of a value is a sweep: one line for each value, and one curve of the figure.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from specbench.tables.definitions import (
 )
 from specbench.tables.suite_files import FigureKeys, PanelKeys, Source
 
-#: What a line has next to its parameters.
+#: Keys of a line that are not parameters.
 _OF_LINE = ("label", "published", "elsewhere", "without")
 
 
 class _Catalog(Mapping[str, Table]):
-    """The tables of conf/suite and of plug-ins, each read when it is first asked for."""
+    """The tables of conf/suite and of plug-ins, each read when it is first used."""
 
     def __getitem__(self, name: str) -> Table:
         if name not in suite_files.names():
@@ -64,19 +64,19 @@ TABLES: Mapping[str, Table] = _Catalog()
 
 
 def table(name: str, source: Source) -> Table:
-    """The table of a file. UsageError for what it cannot hold."""
+    """The table in a file. UsageError for invalid content."""
     keys = source.definition
     lines, panels = _lines(source)
     if not lines:
-        raise source.fault("there are no lines: give a label and parameters each, such as `sjd: {method: sjd}`")
-    tests = ((*one, *pair) for test in keys.tests for pair in test.pairs for one in test.of.items())
+        raise source.fault("it has no lines: give each a label and parameters, such as `sjd: {method: sjd}`")
+    tests = ((*statistic, *pair) for test in keys.tests for pair in test.pairs for statistic in test.of.items())
     return Table(
         id=name,
         title=keys.title or name,
         paper=keys.paper,
         n=keys.n or (0 if keys.rows_of == "bench" else 16),
         protocol=overrides(source, "with", keys.with_),
-        columns=tuple(_column(source, one) for one in keys.columns),
+        columns=tuple(_column(source, entry) for entry in keys.columns),
         lines=tuple(lines),
         remarks=tuple(REMARKS.get(text, text) for text in keys.remarks),
         figure=_figure(source, panels) if keys.figure else None,
@@ -90,33 +90,34 @@ def table(name: str, source: Source) -> Table:
     )
 
 
-def overrides(source: Source, where: str, given: Mapping[str, Any]) -> tuple[str, ...]:
+def overrides(source: Source, where: str, values: Mapping[str, Any]) -> tuple[str, ...]:
     """Parameters as arguments of a command line."""
-    return tuple(f"{name}={_value(source, f'{where}: {name}', value)}" for name, value in given.items())
+    return tuple(f"{name}={_value(source, f'{where}: {name}', value)}" for name, value in values.items())
 
 
 def _value(source: Source, where: str, value: Any) -> str:
-    """A value of YAML in Hydra's grammar."""
+    """A YAML value in Hydra's grammar."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
-        return f"[{','.join(_value(source, where, one) for one in value)}]"
+        return f"[{','.join(_value(source, where, item) for item in value)}]"
     if isinstance(value, dict):
         raise source.fault(f"{where} must be a text (got {short(value)})")
     text = str(value)
     return text if re.fullmatch(r"[\w./:+@%-]+", text) else command_line.quoted(text)
 
 
-def _column(source: Source, one: str | Mapping[str, Any]) -> Column:
-    if isinstance(one, str):
-        return _default_column(source, one, None)
-    if len(one) != 1:
-        raise source.fault(f"a column is its name, or `name: {{label: ...}}` (got {short(one)})")
-    [(key, more)] = one.items()
-    own = source.mapping(f"columns: {key}", more)
-    if own.get("better", "higher") not in ("higher", "lower"):
+def _column(source: Source, entry: str | Mapping[str, Any]) -> Column:
+    if isinstance(entry, str):
+        return _default_column(source, entry, None)
+    if len(entry) != 1:
+        raise source.fault(f"a column is its name, or `name: {{label: ...}}` (got {short(entry)})")
+    [(key, more)] = entry.items()
+    fields = source.mapping(f"columns: {key}", more)
+    if fields.get("better", "higher") not in ("higher", "lower"):
         raise source.fault(f"columns: {key}: better must be higher or lower")
-    return source.made(f"columns: {key}", Column, {**vars(_default_column(source, key, own.get("better"))), **own})
+    default = _default_column(source, key, fields.get("better"))
+    return source.made(f"columns: {key}", Column, {**vars(default), **fields})
 
 
 def _default_column(source: Source, key: str, better: str | None) -> Column:
@@ -130,7 +131,7 @@ def _default_column(source: Source, key: str, better: str | None) -> Column:
     if key not in others.get(source.definition.rows_of, COLUMNS):
         raise unknown("column", plain(key), SHOWN)
     if better is None:
-        raise source.fault(f"column {key} needs the side that is better: `{key}: {{better: lower}}`")
+        raise source.fault(f"column {key} needs its better direction: `{key}: {{better: lower}}`")
     return Column(key, key, better, 2, std_over=None)
 
 
@@ -140,38 +141,38 @@ def _default_column(source: Source, key: str, better: str | None) -> Column:
 def _lines(source: Source) -> tuple[list[Line], list[Panel]]:
     """All lines, and the panels of a figure of curves."""
     lines: dict[str, Line] = {}
-    own = _curves(source, "lines", source.definition.lines, lines)
+    curves_of_lines = _curves(source, "lines", source.definition.lines, lines)
     panels = []
-    for label, held in source.definition.panels.items():
+    for label, fields in source.definition.panels.items():
         where = f"panels: {label}"
-        keys = source.made(where, PanelKeys, held)
+        keys = source.made(where, PanelKeys, fields)
         suffix = label if keys.suffix is None else keys.suffix
         begin = _curves(source, f"{where}: first", keys.first, lines, keys.with_, suffix)
         first = tuple(key for curve in begin for key in curve.lines)
         curves = _curves(source, where, keys.lines, lines, keys.with_, suffix)
         if foreign := set(keys.without_first) - {curve.label for curve in curves}:
-            raise source.fault(f"{where}: without_first has {min(foreign)}, which lines has not")
+            raise source.fault(f"{where}: without_first has {min(foreign)}, but lines has no such entry")
         joined = [c if c.label in keys.without_first else Curve(c.label, (*first, *c.lines)) for c in curves]
         panels.append(Panel(label, tuple(joined), keys.baseline))
-    return list(lines.values()), panels or [Panel("", tuple(own))]
+    return list(lines.values()), panels or [Panel("", tuple(curves_of_lines))]
 
 
 def _curves(
     source: Source,
     where: str,
-    held: Mapping[str, Any],
+    entries: Mapping[str, Any],
     lines: dict[str, Line],
     shared: Mapping[str, Any] | None = None,
     suffix: str = "",
 ) -> list[Curve]:
-    """Adds lines, sweeps among them; returns a curve for each entry."""
+    """Adds lines, including those of sweeps, and returns a curve for each entry."""
     curves = []
     ending = f", {suffix}" if suffix else ""
-    for name, one in held.items():
-        given = source.mapping(f"{where}: {name}", one)
-        label = str(given.get("label", name))
-        swept = {key: value for key, value in given.items() if _sweeps(key, value)}
-        rest = {key: value for key, value in given.items() if key not in swept}
+    for name, entry in entries.items():
+        values_by_name = source.mapping(f"{where}: {name}", entry)
+        label = str(values_by_name.get("label", name))
+        swept = {key: value for key, value in values_by_name.items() if _sweeps(key, value)}
+        rest = {key: value for key, value in values_by_name.items() if key not in swept}
         if shared:
             head = {"method": rest.pop("method")} if "method" in rest else {}
             rest = {**head, **shared, **rest}
@@ -180,9 +181,9 @@ def _curves(
             point = dict(zip(swept, values, strict=True))
             text = label
             for parameter, value in point.items():
-                hole = f"{{{parameter}}}"
-                told = f", {SYMBOLS.get(parameter, parameter)}={_shown(value)}"
-                text = text.replace(hole, _shown(value)) if hole in label else text + told
+                place = f"{{{parameter}}}"
+                addition = f", {SYMBOLS.get(parameter, parameter)}={_shown(value)}"
+                text = text.replace(place, _shown(value)) if place in label else text + addition
             key = "_".join([name, *map(_shown, values)]) + ending
             keys.append(_line(source, key, {**rest, **point, "label": text + ending}, lines))
         curves.append(Curve(name, tuple(keys)))
@@ -194,31 +195,31 @@ def _sweeps(name: str, value: Any) -> bool:
         return False
     declared = parameters.table().get(name)
     kind = declared.kind if declared else ""
-    if kind == "tree":  # a list of lists is a tree, a list of names is several
-        return any(isinstance(one, str) for one in value)
-    return kind not in ("names", "numbers") or (bool(value) and all(isinstance(one, list) for one in value))
+    if kind == "tree":  # a list of lists is one tree, a list of names is several trees
+        return any(isinstance(item, str) for item in value)
+    return kind not in ("names", "numbers") or (bool(value) and all(isinstance(item, list) for item in value))
 
 
 def _shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _line(source: Source, key: str, given: Mapping[str, Any], lines: dict[str, Line]) -> str:
-    """Adds a line; returns its key."""
+def _line(source: Source, key: str, values: Mapping[str, Any], lines: dict[str, Line]) -> str:
+    """Adds a line and returns its key."""
     name = re.sub(r"[^\w.=-]+", "_", key.replace("+", "p"))
     if name in lines:
         raise source.fault(f"two lines are called {name}")
-    own = {k: v for k, v in given.items() if k not in _OF_LINE}
-    published, elsewhere = given.get("published"), given.get("elsewhere")
-    if elsewhere is not None:  # of another model: what differs, null for a parameter that it does not have
+    arguments = {k: v for k, v in values.items() if k not in _OF_LINE}
+    published, elsewhere = values.get("published"), values.get("elsewhere")
+    if elsewhere is not None:  # for another model: the differences, null for a parameter that it does not have
         changed = source.mapping(f"{key}: elsewhere", elsewhere)
-        elsewhere = {k: v for k, v in {**own, **changed}.items() if k not in changed or v is not None}
+        elsewhere = {k: v for k, v in {**arguments, **changed}.items() if k not in changed or v is not None}
     lines[name] = Line(
         name,
-        given["label"],
-        overrides(source, key, own) if own or "method" in source.definition.with_ else None,
+        values["label"],
+        overrides(source, key, arguments) if arguments or "method" in source.definition.with_ else None,
         None if published is None else {k: str(v) for k, v in source.mapping(f"{key}: published", published).items()},
-        str(given.get("without", Line.without)),
+        str(values.get("without", Line.without)),
         None if elsewhere is None else overrides(source, key, elsewhere),
     )
     return name
@@ -231,8 +232,8 @@ def _figure(source: Source, panels: Sequence[Panel]) -> TableFigure | Series | M
     keys = source.made("figure", FigureKeys, source.definition.figure)
     kinds: dict[str, type[Series | Maps | Stack]] = {"series": Series, "maps": Maps, "stack": Stack}
     for name, kind in kinds.items():
-        if held := getattr(keys, name):
-            return source.made(f"figure: {name}", kind, held)
+        if fields := getattr(keys, name):
+            return source.made(f"figure: {name}", kind, fields)
     if keys.curves:
         panels = [Panel("", tuple(Curve(label, lines) for label, lines in keys.curves.items()))]
     if keys.panel is not None:
@@ -240,5 +241,5 @@ def _figure(source: Source, panels: Sequence[Panel]) -> TableFigure | Series | M
     if not keys.x or not keys.y:
         raise source.fault("figure needs x and y: columns of the table, or parameters")
     if keys.log and (len(keys.x) > 1 or len(keys.y) > 1):
-        raise source.fault("figure: with log it has one x and one y")
+        raise source.fault("figure: with log it must have one x and one y")
     return TableFigure(keys.x, keys.y, keys.baseline, tuple(panels), keys.log)

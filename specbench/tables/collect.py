@@ -1,4 +1,4 @@
-"""Running the lines of a table that have no row yet, and comparing runs for its tests."""
+"""Runs the lines of a table that have no row yet, and compares runs for its tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ P = TypeVar("P", bound=Plan[Any])
 
 
 class Bench:
-    """What makes rows and compares runs. Tests replace it."""
+    """Makes rows and compares runs. Tests replace it."""
 
     def row(self, run: PlannedRun) -> Mapping[str, Any]:
         """The row of a planned run, which `specbench run` starts or continues in its folder."""
@@ -40,16 +40,16 @@ class Bench:
         return wording.rows(comparison.compare(passes.read(str(a)), passes.read(str(b))))
 
     def equal(self, curves: Mapping[str, Sequence[Path]], x: str, y: str) -> Sequence[Mapping[str, Any]]:
-        """The rows of every pair of curves of folders of runs at equal x: `compare.equal`."""
+        """The rows of `compare.equal` for every pair of curves at equal x; curves: label -> folders of runs."""
         from specbench.compare import equal, passes
 
-        some = {label: [passes.read(str(path)) for path in paths] for label, paths in curves.items()}
-        return list(equal.rows(some, x, y))
+        scored = {label: [passes.read(str(path)) for path in paths] for label, paths in curves.items()}
+        return list(equal.rows(scored, x, y))
 
 
 class PlanRunner(Generic[P]):
-    """Executes runs of a plan, with progress to `say`, and compares their images. made: folder -> row of what was
-    executed; keep, jobs, patient: as of `planned.execute`."""
+    """Executes runs of a plan, reports progress to `say`, and compares their images. made: folder -> row of the
+    executed runs; keep, jobs, patient: see `planned.execute`."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class PlanRunner(Generic[P]):
         self.made: dict[Path, Row] = {}
 
     def execute(self, chosen: Sequence[PlannedRun]) -> None:
-        """Executes these runs; the plan then has their rows. UsageError or RunError where some failed."""
+        """Executes these runs and adds their rows to the plan. UsageError or RunError if some failed."""
 
         def keep(run: PlannedRun, row: Mapping[str, Any]) -> None:
             self.keep(run, row)
@@ -76,7 +76,7 @@ class PlanRunner(Generic[P]):
             self.plan = self.plan.with_rows(self.made)
 
     def compare(self, a: tuple[str, Path], b: tuple[str, Path]) -> list[Row]:
-        """The rows of `specbench compare` for two runs, each by its label and its folder."""
+        """The rows of `specbench compare` for two runs, each given by its label and its folder."""
         from specbench.compare import wording
 
         self.say(f"{self.plan.title}: {b[0]} and {a[0]}, image by image")
@@ -85,7 +85,7 @@ class PlanRunner(Generic[P]):
 
 
 class _TableRunner(PlanRunner[TablePlan]):
-    """Of a table, whose rows are appended to its file as soon as they are there."""
+    """Executes the runs of a table and appends each row to the table's file as soon as it exists."""
 
     def __init__(self, plan: TablePlan, results: Path, bench: Bench, say: Callable[[str], None], jobs: int) -> None:
         super().__init__(plan, bench, say, jobs, self._append)
@@ -96,15 +96,14 @@ class _TableRunner(PlanRunner[TablePlan]):
         append(store(self.plan.table, self.results), row)
 
     def folders(self, keys: Iterable[str]) -> dict[str, Path]:
-        """Line key -> the folder with the images of its row. Those of a row that came without images are decoded
-        again."""
+        """Line key -> the folder with the images of its row. If a row came without images, they are decoded again."""
         every = {run.key: run for run in self.plan.runs}
         runs = [every[key] for key in dict.fromkeys(keys)]
         self.execute([run for run in runs if self._folder(run) is None])
         return {run.key: self._folder(run) or run.folder for run in runs}
 
     def _folder(self, run: PlannedRun) -> Path | None:
-        """Its own folder, or that of the table whose run its row is; None where both are gone."""
+        """The run's own folder, or the folder of another table's run with this row; None if both are missing."""
         if run.folder in self.made:
             return run.folder
         shared = run.folder.parents[2].glob(f"*/{self.plan.model}/*-{run.folder.name.rpartition('-')[2]}")
@@ -112,40 +111,40 @@ class _TableRunner(PlanRunner[TablePlan]):
         return next((place for place in places if _is_of(place, run.row)), None)
 
     def test_curves(self, panel: Panel, runs: str) -> None:
-        """Compares every pair of curves of a panel, except curves that did not measure the column; runs: identifies the
-        panel's runs."""
+        """Compares every pair of curves of a panel, except curves whose runs did not measure the column. runs:
+        identifies the panel's runs."""
         from specbench.compare import equal
 
         table, rows, label = self.plan.table, self.plan.rows, panel.label
         folders = self.folders(panel.keys)
         self.say(f"{label}: every pair of curves, image by image")
-        for x, y in [(x, y) for one, x, y in table.comparisons if one == panel]:
+        for x, y in [(x, y) for other, x, y in table.comparisons if other == panel]:
             whole = [curve for curve in panel.curves if all((rows[key] or {}).get(y) for key in curve.lines)]
             if left_out := [curve.label for curve in panel.curves if curve not in whole]:
-                self.say(f"{label}: {', '.join(left_out)} did not measure {y}, and is not compared")
+                self.say(f"{label}: {', '.join(left_out)} did not measure {y} and is skipped")
             curves = {curve.label: [folders[key] for key in curve.lines] for curve in whole}
             for row in self.bench.equal(curves, x, y):
                 equal.ROWS.append(store(table, self.results, "_pairs"), {**row, "panel": label, "runs": runs})
 
 
 def collect(todo: TablePlan, results: Path, bench: Bench, say: Callable[[str], None], jobs: int = 1) -> TablePlan:
-    """Executes the runs without a row, and compares the runs of a test image by image; returns the filled plan.
+    """Executes the runs without a row, compares the runs of each test image by image, and returns the filled plan.
 
-    Each row is appended as soon as it is there, and each run continues in its own folder: whatever stops this function,
-    calling it again loses and repeats nothing. jobs: as of `planned.execute`.
+    Each row is appended as soon as it exists, and each run continues in its own folder. After any interruption, another
+    call loses and repeats nothing. jobs: see `planned.execute`.
 
-    Raises UsageError or RunError where lines failed; with several jobs, once the others are done.
+    Raises UsageError or RunError if lines failed; with several jobs, after the others are done.
     """
     from specbench.compare import wording
 
     collector = _TableRunner(todo, results, bench, say, jobs)
-    # The curves of a panel are tested before another panel begins: what is stopped keeps its tests.
+    # The curves of a panel are tested before the next panel starts, so that an interruption keeps their tests.
     for panel in todo.table.compared_panels:
         collector.execute([run for run in collector.plan.missing if run.key in panel.keys])
-        for one in collector.plan.with_tests(results).unequalled.values():
-            collector.folders(one.keys)  # which may change their runs
-        for runs, one in collector.plan.with_tests(results).unequalled.items():
-            collector.test_curves(one, runs)
+        for compared in collector.plan.with_tests(results).unequalled.values():
+            collector.folders(compared.keys)  # which may change their runs
+        for runs, compared in collector.plan.with_tests(results).unequalled.items():
+            collector.test_curves(compared, runs)
     collector.execute(collector.plan.missing)
     tests = collector.plan.untested
     folders = collector.folders(key for test in tests for key in (test.other, test.line))
@@ -161,6 +160,6 @@ def collect(todo: TablePlan, results: Path, bench: Bench, say: Callable[[str], N
 
 
 def _is_of(folder: Path, row: Row | None) -> bool:
-    """Whether a row is of the completed run in a folder."""
+    """Whether a row belongs to the finished run in a folder."""
     file = folder / "row.csv"
-    return row is not None and file.exists() and any(one["run_id"] == row.get("run_id") for one in read_rows(file))
+    return row is not None and file.exists() and any(r["run_id"] == row.get("run_id") for r in read_rows(file))

@@ -1,6 +1,6 @@
-"""Which runs a paper's table needs, which of their columns it shows, and which printed lines go next to them.
+"""The parts of a table: its lines with their runs, its columns, its figure, and the printed lines next to its lines.
 
-The tables of a paper are in its own module; a new one is one more entry there and one more file under `published/`.
+A paper's table is a file in conf/suite (see `catalog`) and, for its printed numbers, a file in `published/`.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ DEFAULT_MODEL = "llamagen_scenes"
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table. `key` names a column of measured rows; published files use the same names, if not `name`.
+    """One column of a table. key: a column of measured rows; name: the column of published files, if it differs.
 
-    The spread of a value is its standard error, or its standard deviation over what `std_over` names; None: it is not
-    shown. A metric's column names its backend; others have `measured_as`. `published_as`: the paper's
+    The spread of a value is its standard error, or its standard deviation over the units in `std_over`; None: it is not
+    shown. A metric's column names its backend; others have `measured_as`. published_as: the meaning of the paper's
     number in this column.
     """
 
     key: str
     label: str
     better: str  # "higher" or "lower"
-    decimals: int  # shown at least; small values get three significant digits
+    decimals: int  # minimum number of decimals; small values get three significant digits
     measured_as: str = ""
     published_as: str = ""
     name: str = ""
     std_over: str | None = ""
-    published_spread: str = ""  # the published files' name of the spread, where that is not `spread`
-    rounding: float = 0.0  # smaller values are errors of floating point, printed as 0
+    published_spread: str = ""  # the published files' name of the spread, if it is not `spread`
+    rounding: float = 0.0  # smaller values are rounding errors, printed as 0
 
     @property
     def spread(self) -> str:
-        """The column with the spread of `key`; rows may lack it."""
+        """The column with the spread of `key`; rows may not have it."""
         if self.std_over is None:
             return ""
         return f"{self.key.removesuffix('_mean')}_std" if self.std_over else stderr_of(self.key)
@@ -50,27 +50,27 @@ class Column:
 
     @property
     def backend(self) -> str | None:
-        """The column that names what computed the value."""
+        """The column with the name of the backend that computed the value."""
         return f"{self.key}_backend" if self.key in METRICS and not self.measured_as else None
 
     @property
     def printed(self) -> str:
-        """The column of published files."""
+        """The name of the column in published files."""
         return self.name or self.key
 
     @property
     def printed_spread(self) -> str:
-        """The column of published files with the spread."""
+        """The name of the column with the spread in published files."""
         return self.published_spread or self.spread
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line: a run of ours (`overrides`; None = there is none, for the reason `without`) and the printed lines like
-    it.
+    """One line of a table: a run of ours (overrides; None: no run, for the reason `without`) and the printed lines that
+    correspond to it.
 
-    A printed line belongs here when it has every column value of `published`; none does where that is None.
-    `elsewhere`: the overrides for another model than the table's own, where they differ.
+    A printed line corresponds if it has all column values of `published`; None: no line does. elsewhere: the overrides
+    for another model than the table's own, if they differ.
     """
 
     key: str
@@ -81,18 +81,18 @@ class Line:
     elsewhere: tuple[str, ...] | None = None
 
     def on(self, own_model: bool) -> dict[str, str] | None:
-        """Its parameters on the table's own model, or on another one."""
-        given = self.overrides if own_model or self.elsewhere is None else self.elsewhere
-        return None if given is None else named(given)
+        """The parameters on the table's own model, or on another model."""
+        overrides = self.overrides if own_model or self.elsewhere is None else self.elsewhere
+        return None if overrides is None else named(overrides)
 
-    def of(self, model: str) -> str:
-        """The model of its rows: the table's, or one that the line names."""
+    def model_on(self, model: str) -> str:
+        """The model of its rows: the table's model, or one that the line names."""
         return named(self.overrides or ()).get("model", model)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One curve of a figure: the keys of the lines along it."""
+    """One curve of a figure: the keys of its lines, in order."""
 
     label: str
     lines: tuple[str, ...]
@@ -100,7 +100,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """One row of a figure's axes; `baseline`: its reference line, if that is not the figure's."""
+    """One row of axes in a figure; baseline: its reference line, if it is not the figure's."""
 
     label: str
     curves: tuple[Curve, ...]
@@ -108,14 +108,15 @@ class Panel:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys of its lines, of one curve after the other."""
+        """The keys of its lines, curve by curve."""
         return tuple(key for curve in self.curves for key in curve.lines)
 
 
 @dataclass(frozen=True)
 class TableFigure:
-    """Columns `y` against each of `x`, columns or parameters of the runs (`AXES`), next to the line `baseline`. `log`:
-    one y on a logarithmic axis, its zeros on a line of their own below, and every curve named where it ends."""
+    """Columns `y` against each of `x` (columns, or parameters of the runs, see `AXES`), with the reference line
+    `baseline`. log: one y on a logarithmic axis, with zeros on a separate axis below, and each curve's name at its
+    end."""
 
     x: tuple[str, ...]
     y: tuple[str, ...]
@@ -126,8 +127,8 @@ class TableFigure:
 
 @dataclass(frozen=True)
 class Matched:
-    """Columns `y`: every pair of a panel's curves is compared by them, prompt by prompt, at equal x of the figure.
-    `lines_of`: the table whose lines and runs these are."""
+    """A comparison of every pair of a panel's curves, by the columns `y`, prompt by prompt, at equal x of the figure.
+    lines_of: the table that has these lines and runs."""
 
     y: tuple[str, ...]
     lines_of: str = ""
@@ -135,8 +136,8 @@ class Matched:
 
 @dataclass(frozen=True)
 class Series:
-    """Lists in column `key` of the rows, entry by entry from `first` on, one curve per line, or bars. `shares`: also
-    the contribution of the entries, numbers of tokens, to the gain over one token per step."""
+    """Lists in column `key` of the rows, from entry `first` on, one curve per line, or bars. shares: also shows the
+    contribution of the entries, which are numbers of tokens, to the gain over one token per step."""
 
     key: str
     x: str
@@ -148,7 +149,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Maps:
-    """Lists in column `key` of the rows, one number for every token of a square image, as heat maps."""
+    """Lists in column `key` of the rows, one number per token of a square image, as heat maps."""
 
     key: str
     label: str
@@ -156,7 +157,7 @@ class Maps:
 
 @dataclass(frozen=True)
 class Stack:
-    """Columns that add up to something, piece by piece in a bar for every line."""
+    """Columns that add up to a total, stacked in one bar per line."""
 
     keys: tuple[str, ...]
     label: str
@@ -164,7 +165,7 @@ class Stack:
 
 #: Names of parameters in print.
 SYMBOLS = {"cfg_scale": "guidance", "delta": "δ", "gamma": "γ", "lam": "λ", "epsilon": "ε"}
-#: Names of parameters, and of properties of a draft, on an axis.
+#: Labels of axes: parameters, and properties of a draft.
 AXES = {
     "batch": "images decoded together",
     "cfg_scale": "guidance scale",
@@ -180,8 +181,8 @@ AXES = {
 
 @dataclass(frozen=True)
 class TableTest:
-    """Whether a statistic of the images, as `specbench compare` calls it, differs between the runs of two lines: by the
-    test of `specbench compare` over the images of the same prompts, such as the paired t-test of a mean."""
+    """A test whether a statistic of the images (by its name in `specbench compare`) differs between the runs of two
+    lines: the test of `specbench compare` over the images of the same prompts, such as the paired t-test of a mean."""
 
     statistic: str
     label: str
@@ -191,9 +192,9 @@ class TableTest:
 
 @dataclass(frozen=True)
 class Table:
-    """A table. `protocol` are the overrides that all its runs share, `n` the number of prompts a run, with its own
-    model and others of an embedded world; a real model has the paper's protocol instead, where there is one. `paper`:
-    where it was printed; one that takes long is drawn `on_request` only, when it is named."""
+    """A table. protocol: the overrides that all its runs share; n: the number of prompts per run. Both apply to its own
+    model and to other models of an embedded world; for a real model, the paper's protocol replaces them if it exists.
+    paper: where it was printed. on_request: a table that takes long, and is drawn only if it is named."""
 
     id: str
     title: str
@@ -204,13 +205,13 @@ class Table:
     lines: tuple[Line, ...]
     remarks: tuple[str, ...] = ()
     figure: TableFigure | Series | Maps | Stack | None = None
-    panels: tuple[Panel, ...] = ()  # the curves of its sweeps, of which a suite draws a figure of its own
-    matched: Matched | None = None  # pairs of the figure's curves, which are printed instead of the lines
+    panels: tuple[Panel, ...] = ()  # the curves of its sweeps, from which a suite draws its own figure
+    matched: Matched | None = None  # pairs of the figure's curves, printed instead of the lines
     tests: tuple[TableTest, ...] = ()
-    needs: tuple[str, ...] = ()  # columns without which a row of an older version is measured again
+    needs: tuple[str, ...] = ()  # if a row of an older version does not have these columns, it is measured again
     rows_of: Literal["run", "bench", "probe"] = "run"  # the command whose rows it shows
     on_request: bool = False
-    model: str = DEFAULT_MODEL  # measured unless another is asked for
+    model: str = DEFAULT_MODEL  # measured unless another one is requested
 
     @property
     def compared_panels(self) -> list[Panel]:
@@ -227,35 +228,35 @@ class Table:
         return list(itertools.product(self.compared_panels, xs, ys))
 
     def overrides(self, line: Line, model: str, n: int | None = None, seed: int | None = None) -> list[str] | None:
-        """The Hydra overrides of the run behind `line`, with `n` prompts and `seed` (None: its own); None where there
-        is no run for it."""
-        own = model == self.model
-        given = line.on(own)
-        if given is None or ("model" in given and not own):
+        """The Hydra overrides of the run of `line`, with `n` prompts and `seed` (None: the default); None if it has no
+        run on this model."""
+        is_own = model == self.model
+        values = line.on(is_own)
+        if values is None or ("model" in values and not is_own):
             return None
-        model = line.of(model)
-        if not given.keys() <= parameters.possible(model):
+        model = line.model_on(model)
+        if not values.keys() <= parameters.possible(model):
             return None
-        if seed is not None and "seed" in given:
-            raise UsageError(f"line {line.key} of {self.id} has a seed of its own: leave --seeds out")
-        asked = {name: str(value) for name, value in (("n", n), ("seed", seed)) if value is not None}
-        protocol = None if own or parameters.world("model", model) else self.papers_protocol
+        if seed is not None and "seed" in values:
+            raise UsageError(f"line {line.key} of {self.id} has its own seed: leave --seeds out")
+        requested = {name: str(value) for name, value in (("n", n), ("seed", seed)) if value is not None}
+        protocol = None if is_own or parameters.world("model", model) else self.papers_protocol
         shared = {"protocol": protocol} if protocol else {"n": str(self.n), **named(self.protocol)}
-        if self.rows_of == "bench":  # which counts no prompts
-            asked, shared = ({name: one for name, one in some.items() if name != "n"} for some in (asked, shared))
-        mine = {name: one for name, one in given.items() if name not in asked}
-        first = {"model": model} | mine | asked
+        if self.rows_of == "bench":  # a benchmark has no n
+            requested.pop("n", None)
+            shared.pop("n", None)
+        first = {"model": model} | {name: v for name, v in values.items() if name not in requested} | requested
         return as_overrides(of_world(model, first | shared | first))
 
     @property
     def papers_protocol(self) -> str | None:
-        """The protocol that the paper's own table was made by."""
+        """The protocol of the paper's own table."""
         names = parameters.choices("protocol")
         return next((name for name in names if self.id in protocols.read(name).serves), None)
 
 
 def named(overrides: Iterable[str]) -> dict[str, str]:
-    """Parameter -> its value as text; the last one counts."""
+    """Parameter -> its value as text. Of repeated parameters, the last one counts."""
     return dict(override.split("=", 1) for override in overrides)
 
 
@@ -265,28 +266,29 @@ def as_overrides(values: Mapping[str, str]) -> list[str]:
 
 
 def of_world(model: str, values: Mapping[str, str]) -> dict[str, str]:
-    """Parameters without prompts and metrics of an embedded world that is not the model's: a real model has the
-    defaults of its own instead."""
+    """Parameters without prompts and metrics of another embedded world than the model's. A real model uses its own
+    defaults instead."""
     worlds = (None, parameters.world("model", model))
 
     def fits(name: str, value: str) -> bool:
         if name == "data":
             return parameters.world(name, value) in worlds
         sets = value.strip("[]").split(",") if name == "metrics" else ()
-        return all(parameters.world(name, one) in worlds for some in sets for one in parameters.declared(name, some))
+        metrics = (metric for name_or_set in sets for metric in parameters.declared(name, name_or_set))
+        return all(parameters.world(name, metric) in worlds for metric in metrics)
 
     return {name: value for name, value in values.items() if fits(name, value)}
 
 
 def row_column(key: str, label: str = "", decimals: int | None = None, **more: Any) -> Column:
-    """A column of rows with the title, the better side and the decimals that `rows.columns.SHOWN` gives; `label` and
+    """A column of rows with the title, the better direction and the decimals of `rows.columns.SHOWN`; `label` and
     `decimals` replace them."""
     shown = SHOWN[key]
     digits = shown.decimals if decimals is None else decimals
     return Column(key, label or shown.title, shown.better, digits, **{"rounding": shown.resolution, **more})
 
 
-#: Columns as tables show them, where that is more than `rows.columns.SHOWN` says; the last one is of a probe.
+#: Columns of tables that say more than `rows.columns.SHOWN`; the last one belongs to a probe.
 STANDARD = {
     column.key: column
     for column in (
@@ -338,7 +340,7 @@ STANDARD = {
         Column("entropy", "Entropy (nats)", "lower", 2, "of the guided distribution of a token, mean over tokens"),
     )
 }
-#: Remarks that several tables have, by the names that conf/suite gives them.
+#: Remarks of several tables, by their names in conf/suite.
 REMARKS = {
     "other_models": "Measured and published lines follow different protocols, and are of different models where their "
     "names differ. Compare the methods of one model with each other, not a measured value with a published one.",

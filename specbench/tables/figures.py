@@ -1,4 +1,4 @@
-"""Figures from rows: curves, such as quality against speed, lists and maps. Figure with matplotlib, as SVG and PNG."""
+"""Figures from rows, drawn with matplotlib as SVG and PNG: curves, such as quality against speed, lists and maps."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Row = Mapping[str, str]
 Style = tuple[str, str]  # colour, marker
 Point = tuple[float, float, float, float]  # x, y and half their 95 % intervals
 
-#: Ten colours, each with its own marker, then the first ones with other markers. Seven are Okabe and Ito's; any two of
-#: the ten are at least as far apart as the closest two of these seven, for colour-blind readers, too.
+#: Ten colours, each with its own marker, then the first ones with other markers. Seven are from Okabe and Ito. Any two
+#: of the ten are at least as different as the closest two of these seven, also for colour-blind readers.
 _STYLES = (
     ("#0072B2", "o"),
     ("#D55E00", "s"),
@@ -39,13 +39,13 @@ _STYLES = (
     ("#E69F00", "d"),
     ("#009E73", "8"),
 )
-#: Distinguish filled areas in print.
+#: Hatches that distinguish filled areas in print.
 _HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++")
 
 
 def draw(table: Table, rows: Mapping[str, Row | None], folder: Path, stem: str) -> list[Path]:
-    """Draw the table's figure from its measured rows; what has no row, or a table does not print, is left out. Returns
-    the files written.
+    """Draws the table's figure from its measured rows, without missing rows and values that a table does not print.
+    Returns the written files.
 
     Bars are 95 % intervals.
     """
@@ -62,7 +62,7 @@ def draw(table: Table, rows: Mapping[str, Row | None], folder: Path, stem: str) 
 
 
 def save(make: Callable[[], Figure], folder: Path, stem: str) -> list[Path]:
-    """Makes a figure and saves it, the same files from the same rows; returns the files written."""
+    """Makes a figure and saves it. The same rows give the same files. Returns the written files."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -89,12 +89,18 @@ def new_axes(down: int, across: int, **shared: Any) -> tuple[Figure, Any]:
 
 
 def finish(drawn: Figure, axes: Iterable[Axes], across: int) -> Figure:
-    """With one legend of what any of these axes shows."""
-    found: dict[str, Any] = {}
+    """Adds one legend for everything that these axes show."""
+    handles_by_label: dict[str, Any] = {}
     for axis in axes:
         handles, labels = axis.get_legend_handles_labels()
-        found = dict(zip(labels, handles, strict=True)) | found
-    drawn.legend(found.values(), found.keys(), loc="outside lower center", ncols=min(4, across), frameon=False)
+        handles_by_label = dict(zip(labels, handles, strict=True)) | handles_by_label
+    drawn.legend(
+        handles_by_label.values(),
+        handles_by_label.keys(),
+        loc="outside lower center",
+        ncols=min(4, across),
+        frameon=False,
+    )
     return drawn
 
 
@@ -111,15 +117,15 @@ def _curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None]) -
             if base is not None and base.get(key):
                 _band(axis, base, columns[key])
             curves = {curve.label: points(rows, curve.lines, x, key) for curve in panel.curves}
-            for label, some in curves.items():
-                draw_points(axis, some, styles[label], ms=5, elinewidth=0.7, label=label)
+            for label, curve_points in curves.items():
+                draw_points(axis, curve_points, styles[label], ms=5, elinewidth=0.7, label=label)
             if not any(curves.values()):
                 axis.set_axis_off()
                 continue
             if x not in AXES:
-                means = [point[:2] for some in curves.values() for point in some]
+                means = [p[:2] for curve_points in curves.values() for p in curve_points]
                 front = zip(*pareto_front(means, down=columns[key].better == "lower"), strict=True)
-                # as stairs: up to a point's x, its y is to be had
+                # as stairs: up to a point's x, its y is achievable
                 axis.step(
                     *front, where="pre", color="black", lw=1.4, ls=":", zorder=3, label="Pareto front of the means"
                 )
@@ -131,7 +137,7 @@ def _curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None]) -
 
 
 def _log_curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None]) -> Figure:
-    """A strip of axes for each panel, one below the other with one x, so that panels can be compared."""
+    """Draws one pair of axes for each panel, one below the other with a common x, so that panels can be compared."""
     import matplotlib.pyplot as plt
 
     [x], [y] = figure.x, (column for column in table.columns if column.key in figure.y)
@@ -162,15 +168,15 @@ def _log_curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None
         zeros.spines["top"].set(ls=(0, (2, 3)), color="0.6")  # the axis is broken here
         ends, edge = [], 0.0
         for curve in panel.curves:
-            some = [measured[key] for key in curve.lines if key in measured]
-            over = [point for point in some if point[1] > y.rounding]
+            measured_points = [measured[key] for key in curve.lines if key in measured]
+            over = [p for p in measured_points if p[1] > y.rounding]
             if not over:
                 continue
             style = styles.get(curve.label, ("black", "o"))
             ends.append((curve.label, over[-1][:2], style[0]))
             edge = max(edge, *(px + dx for px, _, dx, _ in over))
-            if len(over) < len(some):  # from the line of zero
-                axis.plot([some[0][0], over[0][0]], [low, over[0][1]], color=style[0], lw=0.8, ls=":")
+            if len(over) < len(measured_points):  # the curve starts at zero
+                axis.plot([measured_points[0][0], over[0][0]], [low, over[0][1]], color=style[0], lw=0.8, ls=":")
             draw_points(axis, over, style, ms=4.5, elinewidth=0.6)
         keys = dict.fromkeys([panel.baseline or figure.baseline, *panel.keys])
         exact = {key: measured[key] for key in keys if key in measured and measured[key][1] <= y.rounding}
@@ -186,8 +192,8 @@ def _log_curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None
 
 
 def styles_of(panels: Sequence[Sequence[str]]) -> dict[str, Style]:
-    """A curve looks the same in all panels, and has its own colour while there are enough; then two of one panel differ
-    in colour, and any two in colour or marker."""
+    """Label -> style. A curve has the same style in all panels, and its own colour as long as there are enough. After
+    that, two curves of one panel differ in colour, and any two in colour or marker."""
     styles: dict[str, Style] = {}
     for labels in panels:
         for label in labels:
@@ -200,7 +206,7 @@ def styles_of(panels: Sequence[Sequence[str]]) -> dict[str, Style]:
 
 
 def _name_ends(axis: Axes, ends: Sequence[tuple[str, tuple[float, float], str]], edge: float) -> None:
-    """The name of every curve, right of `edge`, where all end; none on another."""
+    """Writes the name of every curve to the right of `edge`, where all curves end, without overlap."""
     ends = sorted(ends, key=lambda end: end[1][1])
     point_size = axis.figure.dpi / 72
     to_data = axis.transData.inverted()
@@ -215,7 +221,7 @@ def _name_ends(axis: Axes, ends: Sequence[tuple[str, tuple[float, float], str]],
 
 
 def _name_below(axis: Axes, points: Sequence[tuple[str, float]]) -> None:
-    """The name of every point of the line of zero, below it; none on another."""
+    """Writes the name of every point at zero below it, without overlap."""
     points = sorted(points, key=lambda point: point[1])
     texts = [axis.text(x, -0.62, label, ha="center", va="center", fontsize=9) for label, x in points]
     widths = [text.get_window_extent().width + 8 for text in texts]
@@ -228,8 +234,8 @@ def _name_below(axis: Axes, points: Sequence[tuple[str, float]]) -> None:
 
 
 def apart(wanted: Sequence[float], gaps: Sequence[float], most: float = math.inf) -> list[float]:
-    """Positions in the order of `wanted`, each at least its gap from the one before and at most at `most`: those that
-    would be nearer move as a group whose mean stays."""
+    """Positions in the order of `wanted`, each at least its gap after the one before, and at most `most`. Positions
+    that would be closer are moved as a group, which keeps its mean."""
     import numpy as np
     from scipy.optimize import isotonic_regression
 
@@ -241,8 +247,8 @@ def apart(wanted: Sequence[float], gaps: Sequence[float], most: float = math.inf
 
 
 def pareto_front(points: Sequence[tuple[float, float]], down: bool) -> list[tuple[float, float]]:
-    """Those (x, y) that no other one beats in x, where more is better, without being worse in y, where less is better
-    if `down`; by x, upwards."""
+    """The points (x, y) for which no other point has a larger x without a worse y (less is better if `down`); sorted by
+    x."""
     kept: list[tuple[float, float]] = []
     for x, y in sorted(set(points), key=lambda p: (p[0], -p[1] if down else p[1]), reverse=True):
         if not kept or (y < kept[-1][1] if down else y > kept[-1][1]):
@@ -259,8 +265,8 @@ def _series(figure: Series, table: Table, rows: Mapping[str, Row | None]) -> Fig
             positions = [figure.first + n for n in range(len(values))]
             heights = values
             if gains:  # beyond the first token of a step
-                more = [(position - 1) * share for position, share in zip(positions, values, strict=True)]
-                heights = [value / sum(more) for value in more] if sum(more) else more
+                gained = [(position - 1) * share for position, share in zip(positions, values, strict=True)]
+                heights = [value / sum(gained) for value in gained] if sum(gained) else gained
             if figure.bars:
                 width = 0.8 / len(lists)
                 axis.bar([p + (i + 0.5) * width - 0.4 for p in positions], heights, width, color=colour, label=label)
@@ -268,7 +274,7 @@ def _series(figure: Series, table: Table, rows: Mapping[str, Row | None]) -> Fig
                 axis.plot(positions, heights, color=colour, marker=marker, ms=3, lw=1, label=label)
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.set_xlabel(figure.x)
-        axis.set_ylabel("share of the tokens gained\nover one a step" if gains else figure.y)
+        axis.set_ylabel("share of the tokens gained\nover one per step" if gains else figure.y)
         axis.grid(alpha=0.25)
     return finish(drawn, axes.flat, 2 if figure.shares else 1)
 
@@ -319,40 +325,40 @@ def _maps(figure: Maps, table: Table, rows: Mapping[str, Row | None]) -> Figure:
 
 
 def _list(row: Row | None, key: str) -> list[float]:
-    """A list in a row's cell; where it has no number, not a number."""
+    """The list in a row's cell; null becomes NaN."""
     if row is None or not row.get(key):
         return []
     return [math.nan if value is None else float(value) for value in json.loads(row[key])]
 
 
 def _band(axis: Axes, row: Row, column: Column) -> None:
-    """The baseline as a line, its 95 % interval as a band."""
+    """Draws the baseline as a line, and its 95 % interval as a band."""
     value, spread = float(row[column.key]), stderr(row, column.key)
     axis.axhline(value, color="0.45", lw=1, ls="--", label="vanilla")
     axis.axhspan(value - NORMAL95 * spread, value + NORMAL95 * spread, color="0.85", zorder=0)
 
 
 def point(row: Row | None, x: str, y: str, width: float = 1.0) -> Point | None:
-    """(x, y, `width` standard errors of x, of y); None where the row does not have both."""
+    """(x, y, `width` standard errors of x, of y); None if the row does not have both values."""
     if row is None or not row.get(x) or not row.get(y):
         return None
     return float(row[x]), float(row[y]), width * stderr(row, x), width * stderr(row, y)
 
 
 def points(rows: Mapping[str, Row | None], lines: Sequence[str], x: str, y: str) -> list[Point]:
-    """The points along a curve."""
+    """The points of a curve."""
     return [p for key in lines if (p := point(rows.get(key), x, y, NORMAL95))]
 
 
 def draw_points(axis: Axes, points: Sequence[Point], style: Style, **more: Any) -> None:
-    """A curve with the intervals of its points, if there are any."""
+    """Draws a curve with the intervals of its points, if it has any."""
     if points:
         x, y, dx, dy = zip(*points, strict=True)
         axis.errorbar(x, y, dy, dx, color=style[0], marker=style[1], lw=1.2, **more)
 
 
 def stderr(row: Row, key: str) -> float:
-    """The standard error of a column, 0 of a parameter; rows of older versions have the standard deviation over their
+    """The standard error of a column; 0 for a parameter. Rows of older versions have the standard deviation over their
     images, or neither, which counts as 0."""
     if text := row.get(stderr_of(key)):
         return float(text)

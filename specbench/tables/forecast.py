@@ -1,8 +1,7 @@
-"""What runs will do before they do it: images to decode and those that are there, time, disk, memory, downloads, and
-the commands in their order.
+"""Dry runs: images to decode and existing ones, time, disk, memory, downloads, and the commands in their order.
 
-Time on this machine is known from its rows in the store of results alone; hours on a GPU that need not be here are a
-range (`gpu_hours`). What is not known is said to be unknown. Nothing is loaded, fetched or written.
+Time on this machine is known only from its rows in the store of results. Hours on a GPU, which need not exist here, are
+a range (`gpu_hours`). Unknown values are reported as unknown. Nothing is loaded, fetched or written.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from specbench.storage.files import format_size
 from specbench.tables import gpu_hours
 from specbench.tables.gpu_hours import Planner
 
-_MOST = 40  # runs that are listed one by one
+_MOST = 40  # maximum number of runs that are listed one by one
 _RECENT = 200  # records from which a speed is computed
-_RECORD, _OF_TOKEN = 4000, 12  # bytes of a record at most, besides its tokens, and for each token
-#: Parameters that do not change how fast an image is decoded.
+_RECORD, _OF_TOKEN = 4000, 12  # maximum bytes of a record, besides its tokens; bytes per token
+#: Parameters that do not change the time per image.
 _FREE = (
     *("seed", "n", "images_per_prompt", "split", "data", "caption", "prompts"),
     *("timing", "warmup", "protocol", "variant", "emitted_draws"),
@@ -44,13 +43,13 @@ _FREE = (
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run will do. images, there: of both passes; left_of: images of the method, and of its baseline; seconds:
-    for what is left, None: unknown; exact: from rows of the same parameters, not only of the same method; fault: why it
-    cannot start yet; hours: by GPU, the least and the most."""
+    """The forecast of one run. images, existing: of both passes; left_of: missing images of the method, and of its
+    baseline; seconds: for the missing images, None if unknown; exact: whether they come from rows with the same
+    parameters, not only the same method; fault: why it cannot start yet; hours: by GPU, minimum and maximum."""
 
     run: PlannedRun
     images: int
-    there: int
+    existing: int
     left_of: tuple[int, int]
     seconds: float | None
     exact: bool
@@ -59,13 +58,13 @@ class Forecast:
 
     @property
     def left(self) -> int:
-        return self.images - self.there
+        return self.images - self.existing
 
     def line(self, chosen: Mapping[str, Device] | None) -> str:
         cfg = self.run.config
         what = f"{cfg['method']} on {cfg['model']}, seed {cfg['seed']}, n={cfg['n']}"
         batch = "" if parameters.is_served(cfg) else f", batch {cfg['batch']}"
-        state = f"{self.left} images" + (f", {self.there} are there" if self.there else "")
+        state = f"{self.left} images" + (f", {self.existing} exist" if self.existing else "")
         if not self.left:
             state = "finished"
         elif self.seconds is not None:
@@ -78,78 +77,78 @@ class Forecast:
 
 
 @dataclass(frozen=True)
-class Foreseen:
-    """What several runs will do together."""
+class DryRun:
+    """The forecast of several runs together."""
 
     runs: Sequence[Forecast]
     planner: Planner
 
     @property
     def images(self) -> int:
-        """To decode."""
-        return sum(one.left for one in self.runs)
+        """The number of images to decode."""
+        return sum(run.left for run in self.runs)
 
     @property
     def hours(self) -> dict[str, tuple[float, float]]:
-        """By GPU, of the runs that have any."""
-        timed = [one.hours for one in self.runs if one.hours]
+        """By GPU, for the runs that have an estimate."""
+        timed = [run.hours for run in self.runs if run.hours]
         return {
-            name: (sum(one[name][0] for one in timed), sum(one[name][1] for one in timed))
+            name: (sum(hours[name][0] for hours in timed), sum(hours[name][1] for hours in timed))
             for name in (timed[0] if timed else ())
         }
 
     @property
     def disk(self) -> tuple[float, list[str]]:
-        """Bytes of images and records at most, three for each pixel as of an image that is not compressed; and the
-        models of which they are not known."""
+        """Maximum bytes of images and records (three per pixel, as without compression), and the models for which they
+        are unknown."""
         total, unknown = 0.0, dict[str, None]()
-        for one in self.runs:
-            if not one.left or parameters.is_served(one.run.config):
+        for forecast in self.runs:
+            cfg = forecast.run.config
+            if not forecast.left or parameters.is_served(cfg):
                 continue
             try:
-                planned = self.planner.plan(one.run.config)
-            except Exception:  # as for the hours
-                unknown[one.run.config["model"]] = None
+                planned = self.planner.plan(cfg)
+            except Exception:  # see `_of_gpus`
+                unknown[cfg["model"]] = None
                 continue
-            total += one.left * (3 * planned["resolution"] ** 2 + _RECORD + _OF_TOKEN * planned["tokens"])
+            total += forecast.left * (3 * planned["resolution"] ** 2 + _RECORD + _OF_TOKEN * planned["tokens"])
         return total, list(unknown)
 
 
-def foresee(
+def dry_run(
     runs: Sequence[PlannedRun], chosen: Mapping[str, Device] | None = None, results: Path = Path("results")
-) -> Foreseen:
-    """chosen: the GPUs that hours are for (default: every known one, where a run is a real model's and not for the
+) -> DryRun:
+    """chosen: the GPUs whose hours are computed (default: every known one, if a run is a real model's and not for the
     CPU); results: the folder of committed rows."""
-    known, planner = _Known(), Planner(results)
-    return Foreseen([_forecast(run, known, planner, chosen) for run in runs], planner)
+    store, planner = _Store(), Planner(results)
+    return DryRun([_forecast(run, store, planner, chosen) for run in runs], planner)
 
 
 def report(
     title: str, runs: Sequence[PlannedRun], command: str, device_for: str | None = None, results: Path = Path("results")
 ) -> str:
-    """The forecast of runs as text. command: what starts them; device_for: the name of a GPU; results: as of
-    `foresee`."""
+    """The forecast of runs as text. command: starts them; device_for: the name of a GPU; results: see `dry_run`."""
     chosen = None if device_for is None else devices.named(device_for)
     if others := [run for run in runs if run.rows_of != "run"]:
         return f"dry run of {title}: {len(others)} lines by specbench {others[0].rows_of}, no images; then {command}"
-    foreseen = foresee(runs, chosen, results)
-    images, there = sum(one.images for one in foreseen.runs), sum(one.there for one in foreseen.runs)
+    forecasts = dry_run(runs, chosen, results)
+    images, existing = sum(f.images for f in forecasts.runs), sum(f.existing for f in forecasts.runs)
     size, fetch = to_fetch.report(runs, command)
     lines = [f"dry run of {title}: {len(runs)} run{'s' * (len(runs) != 1)}, nothing is decoded"]
-    lines += [f"  {one.line(chosen)}" for one in foreseen.runs[:_MOST]]
+    lines += [f"  {forecast.line(chosen)}" for forecast in forecasts.runs[:_MOST]]
     lines += [f"  ... and {len(runs) - _MOST} more runs"] if len(runs) > _MOST else []
-    lines.append(f"decode    {images - there} images, {there} of {images} are there")
-    lines.append(f"time      {_time(foreseen.runs)}")
-    lines += _gpu(foreseen)
-    lines.append(f"disk      {_disk(foreseen, size)}")
-    lines += [f"memory    {text}" for text in _memory(foreseen)]
-    # why runs cannot start, apart from what a fetch brings, and which metrics would have no value
-    faults = dict.fromkeys(one.fault for one in foreseen.runs if one.fault and "specbench fetch" not in one.fault)
-    missing = (*faults, *to_fetch.unmeasured(one.run.config for one in foreseen.runs))
+    lines.append(f"decode    {images - existing} images, {existing} of {images} exist")
+    lines.append(f"time      {_time(forecasts.runs)}")
+    lines += _gpu(forecasts)
+    lines.append(f"disk      {_disk(forecasts, size)}")
+    lines += [f"memory    {text}" for text in _memory(forecasts)]
+    # why runs cannot start, except for files to fetch, and which metrics would have no value
+    faults = dict.fromkeys(f.fault for f in forecasts.runs if f.fault and "specbench fetch" not in f.fault)
+    missing = (*faults, *to_fetch.unmeasured(f.run.config for f in forecasts.runs))
     return "\n".join([*lines, *(f"missing   {text}" for text in missing), *fetch])
 
 
-def _forecast(run: PlannedRun, known: _Known, planner: Planner, chosen: Mapping[str, Device] | None) -> Forecast:
+def _forecast(run: PlannedRun, store: _Store, planner: Planner, chosen: Mapping[str, Device] | None) -> Forecast:
     fault = ""
     try:
         _check(run.config)
@@ -157,15 +156,15 @@ def _forecast(run: PlannedRun, known: _Known, planner: Planner, chosen: Mapping[
         fault = str(e)
     status, count = run.status(), run.config.images
     passes = (status.images, status.baseline)
-    there = sum(min(one.done, count) for one in passes if one is not None)
+    existing = sum(min(progress.done, count) for progress in passes if progress is not None)
     images = count * (2 if run.config.wants_baseline else 1)
-    left_of = [0 if one is None else max(0, count - one.done) for one in passes]
-    rates = [known.rate(run.config, vanilla) if left else (0.0, True) for vanilla, left in enumerate(left_of)]
+    left_of = [0 if progress is None else max(0, count - progress.done) for progress in passes]
+    rates = [store.rate(run.config, vanilla) if left else (0.0, True) for vanilla, left in enumerate(left_of)]
     seconds = [left * rate[0] for left, rate in zip(left_of, rates, strict=True) if rate is not None]
     return Forecast(
         run,
         images,
-        min(there, images),
+        min(existing, images),
         (left_of[0], left_of[1]),
         sum(seconds) if len(seconds) == len(rates) else None,
         all(rate is not None and rate[1] for rate in rates),
@@ -175,7 +174,7 @@ def _forecast(run: PlannedRun, known: _Known, planner: Planner, chosen: Mapping[
 
 
 def _check(cfg: RunConfig) -> None:
-    """As `harness.run.check`, for a machine that has the device of the configuration."""
+    """`harness.run.check`, as on a machine that has the device of the configuration."""
     from specbench.harness.run import check
 
     if not parameters.is_served(cfg) and cfg["device"] != "cpu" and not torch.cuda.is_available():
@@ -190,17 +189,17 @@ def _check(cfg: RunConfig) -> None:
 def _of_gpus(
     cfg: RunConfig, left_of: Sequence[int], planner: Planner, chosen: Mapping[str, Device] | None
 ) -> dict[str, tuple[float, float]]:
-    """Hours by GPU; empty where none are asked for, or the model cannot be planned on shapes."""
+    """Hours by GPU; {} without requested GPUs, or if the model cannot be planned from shapes."""
     is_real = parameters.default("model", cfg["model"], "weights") == "official"
     if parameters.is_served(cfg) or not any(left_of) or (chosen is None and (not is_real or cfg["device"] == "cpu")):
         return {}
     passes = zip(left_of, (cfg, gpu_hours.without_method(cfg)), strict=True)
-    wanted = [(count, one) for count, one in passes if count]
+    wanted = [(count, config) for count, config in passes if count]
     hours = {}
     try:
         for name, device in (chosen or devices.DEVICES).items():
-            each = [(count, planner.seconds(one, device)) for count, one in wanted]
-            low, high = (sum(count * seconds[i] for count, seconds in each) / 3600 for i in (0, 1))
+            times = [(count, planner.seconds(config, device)) for count, config in wanted]
+            low, high = (sum(count * seconds[i] for count, seconds in times) / 3600 for i in (0, 1))
             hours[name] = low, high
     except Exception as e:  # a plug-in's model may not work on shapes; nothing depends on these numbers
         source = f"unknown ({type(e).__name__}: {e}), and so are the hours, of"
@@ -209,16 +208,17 @@ def _of_gpus(
     return hours
 
 
-def _gpu(foreseen: Foreseen) -> Iterator[str]:
-    """Hours by GPU over all runs, and what they rest on."""
-    planner, timed = foreseen.planner, [one for one in foreseen.runs if one.hours]
+def _gpu(forecasts: DryRun) -> Iterator[str]:
+    """Lines on the hours by GPU over all runs, and on their basis."""
+    planner, timed = forecasts.planner, [forecast for forecast in forecasts.runs if forecast.hours]
     if timed:
-        peak = max(planner.peak_gb(one.run.config) for one in timed)
-        for name, hours in foreseen.hours.items():
+        peak = max(planner.peak_gb(forecast.run.config) for forecast in timed)
+        for name, hours in forecasts.hours.items():
             memory = devices.DEVICES[name].memory
             fits = "fits" if peak <= memory else "does not fit: choose a smaller batch, or another device"
             yield f"gpu       {name}: {as_text(hours)}; about {peak:.3g} of {memory:g} GB, {fits}"
-        kinds = dict.fromkeys("recorded" if one.run.config["engine"] != "eager" else "started" for one in timed)
+        engines = (forecast.run.config["engine"] for forecast in timed)
+        kinds = dict.fromkeys("recorded" if engine != "eager" else "started" for engine in engines)
         launches = ", ".join(f"{' to '.join(map(str, gpu_hours.LAUNCH_US[k]))} us for each {k} kernel" for k in kinds)
         yield (
             "basis     decoding alone, from shapes: bytes and arithmetic of a step at the data sheet's rates, or at"
@@ -230,7 +230,7 @@ def _gpu(foreseen: Foreseen) -> Iterator[str]:
 
 
 def as_text(hours: tuple[float, float]) -> str:
-    """A range of hours."""
+    """A range of hours as text."""
     low, high = hours
     if high < 1:
         return f"{60 * low:.2g} to {60 * high:.2g} min"
@@ -240,8 +240,8 @@ def as_text(hours: tuple[float, float]) -> str:
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
-class _Known:
-    """The rows of this machine in the store, and what they say."""
+class _Store:
+    """The rows of this machine in the store of results, and the speeds in them."""
 
     def __init__(self) -> None:
         from specbench.rows import sources
@@ -255,19 +255,20 @@ class _Known:
         self._rates: dict[str, tuple[float, bool] | None] = {}
 
     def rate(self, cfg: Mapping[str, Any], vanilla: bool | int) -> tuple[float, bool] | None:
-        """Seconds per image of a configuration, or of its vanilla AR; and whether they are of the same parameters, not
-        only of the same method."""
+        """Seconds per image of a configuration, or of its vanilla AR; and whether they come from rows with the same
+        parameters, not only the same method."""
         key = json.dumps([vanilla, {name: value for name, value in cfg.items() if name not in _FREE}], default=str)
         if key not in self._rates:
             method = "vanilla" if vanilla else cfg["method"]
-            same = [one for one in self.rows if one[1]["method"] == method and self._is_here(one[1], cfg)]
-            exact = [one for one in same if _equal(one[1], cfg, bool(vanilla))]
-            rates = ((seconds, some is exact) for some in (exact, same) for one in some if (seconds := _seconds(*one)))
+            same = [item for item in self.rows if item[1]["method"] == method and self._is_here(item[1], cfg)]
+            exact = [item for item in same if _equal(item[1], cfg, bool(vanilla))]
+            candidates = [(item, True) for item in exact] + [(item, False) for item in same]
+            rates = ((seconds, is_exact) for item, is_exact in candidates if (seconds := _seconds(*item)))
             self._rates[key] = next(rates, None)
         return self._rates[key]
 
     def _is_here(self, row: Mapping[str, Any], cfg: Mapping[str, Any]) -> bool:
-        """Whether a row is of this machine, of the same model, and as many images at once."""
+        """Whether a row comes from this machine, the same model, and the same number of images at once."""
         device = cfg["device"]
         if parameters.is_served(cfg) or (device.startswith("cuda") and not torch.cuda.is_available()):
             return False
@@ -283,23 +284,23 @@ def _equal(row: Mapping[str, Any], cfg: Mapping[str, Any], vanilla: bool) -> boo
     of_method = (*parameters.method_parameters(), *parameters.PARTS) if vanilla else ()
     free = {*_FREE, *of_method, "method", "device", "weights"}
     names = [name for name in cfg if name in row and name not in free]
-    mine, theirs = (as_cells({name: cells[name] for name in names}) for cells in (row, cfg))
-    return mine == theirs
+    cells_of_row, cells_of_cfg = (as_cells({name: values[name] for name in names}) for values in (row, cfg))
+    return cells_of_row == cells_of_cfg
 
 
 def _seconds(folder: str, row: Mapping[str, Any]) -> float | None:
-    """Seconds per image of a row, or of its run's records where the row has none."""
+    """Seconds per image of a row, or of its run's records if the row has none."""
     if row["images_per_s"]:
         return float(1 / row["images_per_s"] + (row["text_s"] or 0) + (row["pixels_s"] or 0))
     with suppress(UsageError, OSError):
         if records := read_records(Path(folder) / "records.jsonl")[-_RECENT:]:
-            return fmean(one.decode_s + one.text_s + one.pixels_s for one in records)
+            return fmean(record.decode_s + record.text_s + record.pixels_s for record in records)
     return None
 
 
 def _time(runs: Sequence[Forecast]) -> str:
-    waiting = [one for one in runs if one.left]
-    known = [one for one in waiting if one.seconds is not None]
+    waiting = [forecast for forecast in runs if forecast.left]
+    known = [forecast for forecast in waiting if forecast.seconds is not None]
     if not waiting:
         return "none"
     unknown = (
@@ -307,9 +308,10 @@ def _time(runs: Sequence[Forecast]) -> str:
     )
     if not known:
         return unknown
-    text = f"{_duration(sum(one.seconds or 0 for one in known))} of decoding, one run after the other, without scoring"
-    if rough := sum(not one.exact for one in known):
-        text += f" ({rough} by the same method with other parameters)"
+    total = sum(forecast.seconds or 0 for forecast in known)
+    text = f"{_duration(total)} of decoding, one run after the other, without scoring"
+    if rough := sum(not forecast.exact for forecast in known):
+        text += f" ({rough} estimated from the same method with other parameters)"
     return text if len(known) == len(waiting) else f"{text}; {unknown}"
 
 
@@ -320,25 +322,25 @@ def _duration(seconds: float) -> str:
 # --- disk and memory --------------------------------------------------------------------------------------------------
 
 
-def _disk(foreseen: Foreseen, download: float) -> str:
-    total, unknown = foreseen.disk
+def _disk(forecasts: DryRun, download: float) -> str:
+    total, unknown = forecasts.disk
     text = f"at most {format_size(total)} of images and records, by the model's resolution"
     text += f"; {format_size(download)} of downloads" if download else ""
     return text + (f"; unknown for {', '.join(unknown)}" if unknown else "")
 
 
-def _memory(foreseen: Foreseen) -> Iterator[str]:
-    """Of each model's run with the most images at once: weights, caches and the estimated peak, from shapes alone."""
+def _memory(forecasts: DryRun) -> Iterator[str]:
+    """For each model, the run with the most images at once: weights, caches and estimated peak, from shapes alone."""
     largest: dict[str, RunConfig] = {}
-    for one in foreseen.runs:
-        cfg = one.run.config
+    for forecast in forecasts.runs:
+        cfg = forecast.run.config
         before = largest.get(cfg["model"])
-        if one.left and not parameters.is_served(cfg) and (before is None or cfg["batch"] >= before["batch"]):
+        if forecast.left and not parameters.is_served(cfg) and (before is None or cfg["batch"] >= before["batch"]):
             largest[cfg["model"]] = cfg
     for model, cfg in largest.items():
         what = f"{model}, {cfg['method']}, batch {cfg['batch']}, {cfg['dtype']}"
         try:
-            planned = foreseen.planner.plan(cfg)
+            planned = forecasts.planner.plan(cfg)
         except Exception as e:  # a plug-in's model may not work on shapes; nothing depends on this number
             yield f"unknown for {what} ({type(e).__name__})"
             continue

@@ -26,9 +26,9 @@ Row = Mapping[str, str]
 #: Half a 95 % interval, in standard errors: scipy.special.ndtri(0.975), whose import takes half a second.
 NORMAL95 = 1.959963984540054
 
-#: The mark of a value that differs from vanilla AR's.
+#: The mark of a value that differs significantly from vanilla AR's.
 DIFFERS = "*"
-#: Labels of header lines, and the columns of the measured rows that they list.
+#: Labels of the lines above the table, and the columns of the measured rows that they list.
 _PROVENANCE = (
     ("Device", ("device_name", "device", "threads", "dtype", "engine")),
     ("Software", ("specbench", "torch", "driver", "python")),
@@ -43,7 +43,7 @@ _WITHOUT_NAME = ("device_name", "device", "dtype", "engine", "commit", "model", 
 
 @dataclass(frozen=True)
 class TableCell:
-    """A value as text, its spread as text ("" = none) and the marks of its notes. An empty value is a missing one."""
+    """A value as text, its spread as text ("" = none) and the marks of its notes. "" is a missing value."""
 
     value: str = ""
     spread: str = ""
@@ -52,8 +52,8 @@ class TableCell:
 
 @dataclass(frozen=True)
 class Header:
-    """The head of a column: its label, the side that is better ("higher", "lower" or neither, ""), and the marks of its
-    notes."""
+    """The head of a column: its label, the better direction ("higher", "lower", or "" for neither), and the marks of
+    its notes."""
 
     label: str
     better: str
@@ -62,8 +62,8 @@ class Header:
 
 @dataclass(frozen=True)
 class TableEntry:
-    """One printed line of the table. `kind` is "measured", "published" or "difference", the former minus the latter;
-    `row_id`: the row that holds its values."""
+    """One printed line of the table. kind: "measured", "published", or "difference", which is measured minus published;
+    row_id: the row with its values."""
 
     method: str
     kind: str
@@ -76,7 +76,7 @@ class TableEntry:
 
 @dataclass(frozen=True)
 class TableSheet:
-    """Everything a renderer needs; no renderer adds a fact of its own."""
+    """Everything that a renderer prints. Renderers add no facts."""
 
     id: str
     title: str
@@ -99,7 +99,7 @@ class Notes:
         return self.marks.setdefault(text, self._letter(len(self.marks)))
 
     def gap(self, text: str) -> TableCell:
-        """A cell without a value, for this reason."""
+        """A cell without a value, with the reason as its note."""
         return TableCell(marks=(self.mark(text),))
 
     @staticmethod
@@ -111,7 +111,7 @@ class Notes:
 
 
 def number(text: str, decimals: int) -> str:
-    """A measured number for print: `decimals` decimals, or more where three significant digits need them.
+    """A measured number for print, with `decimals` decimals, or more if three significant digits need them.
 
     Raises ValueError for a value that is not a finite number.
 
@@ -138,15 +138,19 @@ def build(
     comparisons: Sequence[Row] = (),
     differing: Container[tuple[str, str]] = (),
 ) -> TableSheet:
-    """Put the measured rows (line key -> row, None = not measured) next to the printed ones.
+    """Puts the measured rows (line key -> row, None = not measured) next to the printed ones.
 
-    `commands` maps a line's key to the command of its run, `command` is the one that fills the whole table,
-    `comparisons` are the rows of `specbench compare` that its tests need, `differing` the (line key, column key) whose
-    values get the mark `DIFFERS`. Every line of the definition appears once as measured for `model`, then once for each
-    model that the paper prints, and with its difference where that is `model` itself. model: of the table, or by the
-    keys of its lines.
+    Every line of the definition appears once as measured for `model`, once for each model that the paper prints, and
+    with the difference if one of these is `model` itself.
+
+    Args:
+        model: of the table, or by the keys of its lines.
+        commands: line key -> the command of its run.
+        command: fills the whole table.
+        comparisons: the rows of `specbench compare` that its tests need.
+        differing: the (line key, column key) whose values get the mark `DIFFERS`.
     """
-    models = {line.key: line.of(model) for line in table.lines} if isinstance(model, str) else model
+    models = {line.key: line.model_on(model) for line in table.lines} if isinstance(model, str) else model
     sheet = _Builder(table, measured, published, command, differing)
     headers = tuple(map(sheet.header, sheet.table.columns))
     entries = tuple(entry for line in table.lines for entry in sheet.entries(line, models[line.key]))
@@ -163,7 +167,7 @@ def build(
 
 
 class _Builder:
-    """Headers and entries of a table from its rows; each adds its notes."""
+    """Makes headers and entries of a table from its rows, and collects their notes."""
 
     def __init__(
         self,
@@ -180,7 +184,8 @@ class _Builder:
         self.published, self.command, self.differing, self.notes = published, command, differing, Notes()
 
     def header(self, column: Column) -> Header:
-        """Its note names what computed the measured values, what their spread is, and what the paper printed."""
+        """The header of a column. Its note names the backend of the measured values, their spread, and the meaning of
+        the published values."""
         parts = []
         rows = [(line.label, self.rows[line.key] or {}) for line in self.table.lines]
         valued = [(label, row) for label, row in rows if row.get(column.key)]
@@ -203,14 +208,14 @@ class _Builder:
         return Header(column.label, column.better, mark)
 
     def entries(self, line: Line, model: str) -> Iterator[TableEntry]:
-        """The measured line, then those that papers print of it."""
+        """The measured line, then the lines that papers print for it."""
         row = self.rows[line.key]
         yield self._measured(line, model, row)
         if line.published is not None:
-            for name in dict.fromkeys(one.model for one in self.published):
+            for name in dict.fromkeys(printed.model for printed in self.published):
                 printed = self._printed(line, name)
                 yield self._published(line, name, printed)
-                if printed is not None and printed.of == model and row is not None:
+                if printed is not None and printed.model_name == model and row is not None:
                     yield self._difference(line, row, printed)
 
     def _measured(self, line: Line, model: str, row: Row | None) -> TableEntry:
@@ -238,17 +243,15 @@ class _Builder:
         except ValueError as e:
             where = f"row {row.get('run_id', '?')} of table {self.table.id}"
             raise UsageError(
-                f"{column.key} of {where} is no finite number ({e}): remove that row and try again"
+                f"{column.key} of {where} is not a finite number ({e}): remove that row and try again"
             ) from None
         return TableCell(*shown, (DIFFERS,) if place in self.differing else ())
 
     def _printed(self, line: Line, model: str) -> PublishedRow | None:
         wanted = (line.published or {}).items()
-        same = [
-            one for one in self.published if one.model == model and all(one.cells.get(k, "") == v for k, v in wanted)
-        ]
+        same = [r for r in self.published if r.model == model and all(r.cells.get(k, "") == v for k, v in wanted)]
         if len(same) > 1:
-            names = ", ".join(one.row_id for one in same)
+            names = ", ".join(r.row_id for r in same)
             raise UsageError(f"published rows {names} all match '{line.label}' of table {self.table.id}")
         return same[0] if same else None
 
@@ -266,35 +269,35 @@ class _Builder:
         return TableEntry(line.label, "published", model, marks, tuple(cells), row.row_id, row.evidence)
 
     def _difference(self, line: Line, row: Row, printed: PublishedRow) -> TableEntry:
-        """Measured minus published, of one model; its interval is the measured value's, papers print no standard
+        """Measured minus published, for one model. The interval is the measured value's, since papers print no standard
         errors."""
         cells = []
         for column in self.table.columns:
-            text, theirs = row.get(column.key, ""), printed.cells.get(column.printed, "")
-            if not text or not theirs:
-                cells.append(self.notes.gap("One of the two is not there."))
+            text, published = row.get(column.key, ""), printed.cells.get(column.printed, "")
+            if not text or not published:
+                cells.append(self.notes.gap("One of the two values is missing."))
             elif column.key == "clip_score" and printed.cells.get("clip_scale", "cosine") != "cosine":
                 cells.append(self.notes.gap("The paper's values are on another scale."))
             else:
                 error = row.get(stderr_of(column.key), "")
                 spread = f"{NORMAL95 * float(error):.{column.decimals}f}" if error else ""
-                cells.append(TableCell(f"{float(text) - float(theirs):+.{column.decimals}f}", spread))
+                cells.append(TableCell(f"{float(text) - float(published):+.{column.decimals}f}", spread))
         mark = self.notes.mark(
-            "Measured minus published; ± 95 % interval of the measured value, where its error is known."
+            "Measured minus published; ± 95 % interval of the measured value, if its error is known."
         )
         return TableEntry(line.label, "difference", printed.model, (mark,), tuple(cells))
 
 
 def _new_metrics(rows: Mapping[str, Row | None]) -> list[Column]:
-    """Columns of the metrics that the rows have and no paper's table names, such as those of a metric that was added.
-    A paper's metric is shown only in the tables where the paper prints it."""
+    """Columns of metrics that some rows have and no paper's table names, such as a metric that was added later. A
+    paper's metric is shown only in the tables in which the paper prints it."""
     papers = {column.key for table in TABLES.values() for column in table.columns}
     present = {name for row in rows.values() if row is not None for name, text in row.items() if text}
     return [row_column(name) for name in parameters.found_choices().columns if name in present - papers]
 
 
 def _said(column: Column, valued: Sequence[Row]) -> list[str]:
-    """What rows say about their values of a column: once for all lines, and a number that differs as its range."""
+    """The notes of rows on their values of a column: each once for all lines, with a number that differs as a range."""
     numbers_of: dict[tuple[str, ...], list[list[str]]] = {}  # by the words around them
     for row in valued:
         for piece, about in pieces(row.get("note", "")):
@@ -303,30 +306,30 @@ def _said(column: Column, valued: Sequence[Row]) -> list[str]:
                 numbers_of.setdefault(tuple(_FIGURE.split(text)), []).append(_FIGURE.findall(text))
     said = []
     for words, numbers in numbers_of.items():
-        ranges = [sorted(set(some), key=float) for some in zip(*numbers, strict=True)]
-        texts = [some[0] if len(some) == 1 else f"{some[0]} to {some[-1]}" for some in ranges]
-        some = "" if len(numbers) == len(valued) else f" ({len(numbers)} of {len(valued)} lines)"
-        said.append("".join(itertools.chain(*itertools.zip_longest(words, texts, fillvalue=""))) + some)
+        ranges = [sorted(set(column_numbers), key=float) for column_numbers in zip(*numbers, strict=True)]
+        texts = [r[0] if len(r) == 1 else f"{r[0]} to {r[-1]}" for r in ranges]
+        count = "" if len(numbers) == len(valued) else f" ({len(numbers)} of {len(valued)} lines)"
+        said.append("".join(itertools.chain(*itertools.zip_longest(words, texts, fillvalue=""))) + count)
     return said
 
 
 def printable(table: Table, rows: Mapping[str, Row | None]) -> tuple[dict[str, Row | None], dict[tuple[str, str], str]]:
-    """The rows without the values that do not hold next to the others; and why, by (line key, column key): seconds of
-    another machine than the other lines', a speed-up that does not hold, or a statistic of too few images."""
+    """The rows without the values that are not comparable with the others, and the reasons by (line key, column key):
+    seconds of another machine than the other lines', an invalid speed-up, or a statistic of too few images."""
     keys = [column.key for column in table.columns]
     timed = [key for key in keys if table.rows_of == "bench" or key in TIMED_COLUMNS]
     present = {name: row for name, row in rows.items() if row is not None}
     common = common_machine(present.values(), timed)
-    found, kept = {}, {name: row and dict(with_bias(row)) for name, row in rows.items()}
+    reasons, kept = {}, {name: row and dict(with_bias(row)) for name, row in rows.items()}
     for name, row in present.items():
         for key in keys:
             why = withheld(row, key)
             if not why and key in timed and row.get(key) and common:
                 why = elsewhere(row, key, common)
             if why:
-                found[name, key] = why
+                reasons[name, key] = why
                 kept[name] = {**(kept[name] or {}), key: ""}
-    return kept, found
+    return kept, reasons
 
 
 def _tested(
@@ -337,33 +340,33 @@ def _tested(
     comparisons: Sequence[Row],
     published: Sequence[PublishedRow],
 ) -> str:
-    """The result of a test as a sentence, next to the printed ones."""
+    """The result of a test as a sentence, with the published results."""
     labels = {line.key: line.label for line in table.lines}
     text = f"{test.label}, {labels[test.line]} minus {labels[test.other]}: "
-    found = compared_row(test, rows, comparisons)
-    if found is None:
+    result = compared_row(test, rows, comparisons)
+    if result is None:
         text += "not measured yet"
-    elif not found["p"]:
-        text += f"measured ({model}) {float(found['difference']):+.3f} in each of {found['pairs']} pairs of images"
+    elif not result["p"]:
+        text += f"measured ({model}) {float(result['difference']):+.3f} in each of {result['pairs']} pairs of images"
     else:
-        p = f"p = {float(found['p']):.2g}" if float(found["p"]) > 0 else "p < 1e-300"
-        if int(found["tests"]) > 1:
-            p += f" ({float(found['p_holm']):.2g} by Holm's adjustment over {found['tests']} tests)"
-        p += f", over {found['pairs']} pairs of the same prompt"
+        p = f"p = {float(result['p']):.2g}" if float(result["p"]) > 0 else "p < 1e-300"
+        if int(result["tests"]) > 1:
+            p += f" ({float(result['p_holm']):.2g} by Holm's adjustment over {result['tests']} tests)"
+        p += f", over {result['pairs']} pairs of the same prompt"
         if test.statistic == "distribution":
-            text += f"measured ({model}) energy distance {float(found['test_statistic']):.3g}, {p}"
+            text += f"measured ({model}) energy distance {float(result['test_statistic']):.3g}, {p}"
         else:
-            half = (float(found["high"]) - float(found["low"])) / 2
+            half = (float(result["high"]) - float(result["low"])) / 2
             decimals = max(3, -math.floor(math.log10(half))) if half > 0 else 3
-            low, high, difference = (f"{float(found[name]):+.{decimals}f}" for name in ("low", "high", "difference"))
+            low, high, difference = (f"{float(result[name]):+.{decimals}f}" for name in ("low", "high", "difference"))
             text += f"measured ({model}) {difference} (95 % interval {low} to {high}), "
-            text += f"paired t({found['df']}) = {float(found['test_statistic']):.2f}, {p}"
+            text += f"paired t({result['df']}) = {float(result['test_statistic']):.2f}, {p}"
     printed: dict[str, list[str]] = {}
     for row in published if test.statistic == "accepted_length" else ():
         sign = {"t_statistic": "t = ", "p_value_upper_bound": "p < "}.get(row.cells.get("value_name", ""))
         if sign:
             printed.setdefault(row.model, []).append(sign + row.cells["value"])
-    return "; ".join([text, *(f"published ({name}) {', '.join(found)}" for name, found in printed.items())]) + "."
+    return "; ".join([text, *(f"published ({name}) {', '.join(texts)}" for name, texts in printed.items())]) + "."
 
 
 def facts(rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:

@@ -1,7 +1,7 @@
-"""The numbers that papers printed: one CSV a table, carried in the package, digits exactly as printed.
+"""The numbers that papers print: one CSV file per table, part of the package, with digits exactly as printed.
 
-An empty cell means that the paper prints no value. `evidence`: how the number was obtained; `TRUSTED` grades
-may stand as "published" without a mark, every other grade is a hint and is marked as such wherever it is shown.
+An empty cell means that the paper prints no value. evidence: how the number was obtained. The grades in `TRUSTED` may
+be shown as "published" without a mark; every other grade is a hint and is marked wherever it is shown.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from importlib import resources
 
 from specbench.errors import unknown
 
-#: LlamaGen-XL's stages, as conf/model calls them.
+#: LlamaGen-XL's stages -> their names in conf/model.
 STAGES = {"llamagen_xl_stage1": "llamagen_xl", "llamagen_xl_stage2": "llamagen_xl_512"}
 TRUSTED = ("seed", "seed+official_repo", "reconstructed", "paper")
 
@@ -30,8 +30,8 @@ class PublishedRow:
     cells: Mapping[str, str]
 
     @property
-    def of(self) -> str:
-        """The model's name here."""
+    def model_name(self) -> str:
+        """The model's name in conf/model."""
         return STAGES.get(self.model_key, self.model_key)
 
     @property
@@ -41,7 +41,7 @@ class PublishedRow:
 
 
 def available() -> list[str]:
-    """The ids of the tables whose published numbers are here."""
+    """The ids of the tables with published numbers."""
     folder = resources.files("specbench.tables") / "published"
     return sorted(f.name.removesuffix(".csv") for f in folder.iterdir() if f.name.endswith(".csv"))
 
@@ -50,7 +50,7 @@ def load(table: str) -> list[PublishedRow]:
     """The published rows of one table, in the paper's order.
 
     Raises:
-        UsageError: no published numbers of that table are here.
+        UsageError: the table has no published numbers.
     """
     if table not in available():
         raise unknown("published table", table, available())
@@ -63,6 +63,6 @@ def load(table: str) -> list[PublishedRow]:
 
 
 def _model(row: Mapping[str, str], rows: Sequence[Mapping[str, str]]) -> str:
-    """A model's name; with that of its drafter where the table has several of it."""
+    """A model's name, with its drafter's name if the table has several drafters for it."""
     drafters = {r["draft_model"] for r in rows if r["model"] == row["model"] and r["draft_model"]}
     return f"{row['model']} and {row['draft_model']}" if len(drafters) > 1 and row["draft_model"] else row["model"]

@@ -1,6 +1,6 @@
-"""Pairs of a figure's curves at equal x, such as rules at equal step compression: how far one is below the other over
-their common range, and where. The figure has the curves of a panel, and the difference of each from the first one with
-its simultaneous band."""
+"""Pairs of a figure's curves at equal x, such as rules at equal step compression: the distance between the two over
+their common range, and where they differ. The figure shows the curves of a panel, and the difference of each from the
+first one with its simultaneous band."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 GroupKey = tuple[str, str, str]  # panel, x, y
 Pair = tuple[Row, float]  # its row and its adjusted p
 PairGroups = dict[GroupKey, list[Pair]]
-_MISSING = "Not compared: runs are missing or did not measure this, or the curves have no range in common."
-_ACROSS = 3  # axes in a row
+_MISSING = "Not compared: runs are missing or did not measure this, or the curves have no common range."
+_ACROSS = 3  # axes in a row of the figure
 
 
 def build(todo: TablePlan, command: str) -> TableSheet:
-    """An entry for each pair of curves, the same cells for each column of `table.matched`."""
+    """An entry for each pair of curves, with the same cells for each column of `table.matched`."""
     table, notes, groups = todo.table, Notes(), adjusted_pairs(todo)
-    pairs = {(*key, row["a"], row["b"]): (row, p) for key, some in groups.items() for row, p in some}
+    pairs = {(*key, row["a"], row["b"]): (row, p) for key, group in groups.items() for row, p in group}
     columns = {column.key: column for column in table.columns}
     compared = list(dict.fromkeys((x, y) for _, x, y in table.comparisons))
     headers = [header for x, y in compared for header in _headers(columns[y], x, notes)]
@@ -49,7 +49,7 @@ def build(todo: TablePlan, command: str) -> TableSheet:
     rows, _ = printable(table, todo.rows)
     about = (*facts([row for row in rows.values() if row is not None]), ("Command", command))
     lines_of = table.matched and table.matched.lines_of
-    shared = [f"The lines of the curves, and their runs, are those of the table {lines_of}."] if lines_of else []
+    shared = [f"The curves have the lines and runs of the table {lines_of}."] if lines_of else []
     remarks = (*table.remarks, *shared, *_summary(todo, groups))
     return TableSheet(
         table.id, table.title, table.paper, about, tuple(headers), tuple(entries), notes.all(), remarks, ()
@@ -57,9 +57,9 @@ def build(todo: TablePlan, command: str) -> TableSheet:
 
 
 def adjusted_pairs(todo: TablePlan) -> PairGroups:
-    """By panel, x and y: the pairs of curves of these very runs, each with its p by Holm's adjustment over all pairs
-    that the table plans (without a test 1). A pair that is not compared yet counts as p = 1: with it, no other adjusted
-    p becomes larger."""
+    """By panel, x and y: the pairs of curves of exactly these runs, each with its p-value after Holm's adjustment over
+    all pairs that the table plans (1 without a test). A pair that is not compared yet counts as p = 1: its real value
+    can only make the other adjusted values smaller."""
     runs = todo.equal
     rows = [row for row in todo.pairs if row["runs"] in runs]
     tested = [float(row["p"]) for row in rows if row["p"]]
@@ -72,12 +72,12 @@ def adjusted_pairs(todo: TablePlan) -> PairGroups:
 
 
 def planned_pairs(todo: TablePlan) -> int:
-    """How many pairs of curves the table compares, by all of its columns."""
+    """The number of pairs of curves that the table compares, over all of its columns."""
     return sum(comb(len(panel.curves), 2) for panel, _, _ in todo.table.comparisons)
 
 
 def numbers(row: Row, name: str) -> list[float]:
-    """A list of a row: `at`, `values`, `differences` or `margins`."""
+    """A list in a row: `at`, `values`, `differences` or `margins`."""
     return [float(value) for value in json.loads(row[name])]
 
 
@@ -87,8 +87,8 @@ def stretches(row: Row) -> list[tuple[float, float, bool]]:
     at, differences, margins = (numbers(row, name) for name in ("at", "differences", "margins"))
     signs = [(abs(d) > m) * (1 if d > 0 else -1) for d, m in zip(differences, margins, strict=True)]
     spans = []
-    for sign, some in groupby(zip(at, signs, strict=True), key=lambda one: one[1]):
-        xs = [x for x, _ in some]
+    for sign, group in groupby(zip(at, signs, strict=True), key=lambda pair: pair[1]):
+        xs = [x for x, _ in group]
         if sign:
             spans.append((xs[0], xs[-1], sign > 0))
     return spans
@@ -99,15 +99,15 @@ def _headers(y: Column, x: str, notes: Notes) -> Iterator[Header]:
     mean = (
         f"{y.label} at equal {name}: mean over the range that both curves reach, from straight lines between the runs"
     )
-    interval = f"in brackets the interval of {LEVEL:.0%}, by paired resampling of the prompts"
+    interval = f"in brackets the {LEVEL:.0%} interval, by paired resampling of the prompts"
     measured = f"; measured: {y.measured_as}" if y.measured_as else ""
     texts = {
         name.capitalize(): f"The range over which the two curves are compared: {x}.",
-        f"{y.label}, ratio": f"{mean}, over that of the other curve; {interval}{measured}.",
-        f"{y.label}, difference": f"{mean}, less that of the other curve; {interval}.",
-        "p": "Of the mean difference, at least 0.0001, then by Holm's adjustment over all pairs of the table.",
+        f"{y.label}, ratio": f"{mean}, over the mean of the other curve; {interval}{measured}.",
+        f"{y.label}, difference": f"{mean}, minus the mean of the other curve; {interval}.",
+        "p": "Of the mean difference, at least 0.0001, after Holm's adjustment over all pairs of the table.",
         "Differs at": "Where the band around all differences of the pair, which has a coverage of"
-        f" {LEVEL:.0%}, excludes 0. The band is of this pair alone, not adjusted for the other ones.",
+        f" {LEVEL:.0%}, excludes 0. The band is for this pair alone, without adjustment for the other pairs.",
     }
     for label, text in texts.items():
         yield Header(label, y.better if label.endswith("difference") else "", (notes.mark(text),))
@@ -126,7 +126,7 @@ def _cells(pair: Pair, decimals: int) -> list[TableCell]:
 
 
 def ratio(row: Row) -> str:
-    """The ratio of a pair and its interval: "1.94 (1.75 to 2.13)"; empty where a mean is not above 0."""
+    """The ratio of a pair and its interval: "1.94 (1.75 to 2.13)"; "" if a mean is not above 0."""
     ends = [row[name] for name in ("ratio", "ratio_low", "ratio_high")]
     return f"{float(ends[0]):.2f} ({float(ends[1]):.2f} to {float(ends[2]):.2f})" if all(ends) else ""
 
@@ -141,25 +141,26 @@ def signed(row: Row, decimals: int) -> str:
 
 def _summary(todo: TablePlan, groups: PairGroups) -> Iterator[str]:
     labels = {column.key: column.label for column in todo.table.columns}
-    for (panel, _, y), some in groups.items():
-        different = sum(p < 1 - LEVEL for _, p in some)
-        prompts = some[0][0]["prompts"]
-        yield f"{panel}, {labels[y]}: {different} of {len(some)} pairs of curves differ over {prompts} prompts."
-    waiting = planned_pairs(todo) - sum(bool(row["p"]) for some in groups.values() for row, _ in some)
-    missing = f", {waiting} of which are not compared and count as p = 1" if waiting else ""
+    for (panel, _, y), group in groups.items():
+        different = sum(p < 1 - LEVEL for _, p in group)
+        prompts = group[0][0]["prompts"]
+        counts = f"{different} of {len(group)} pairs of curves"
+        yield f"{panel}, {labels[y]}: {counts} differ significantly on {prompts} prompts."
+    waiting = planned_pairs(todo) - sum(bool(row["p"]) for group in groups.values() for row, _ in group)
+    missing = f". {waiting} of them are not compared yet and count as p = 1" if waiting else ""
     yield (
-        f"Pairs differ where p < {1 - LEVEL:.2g} by Holm's adjustment over all {planned_pairs(todo)} pairs of the"
-        f" table{missing}. A pair that does not differ significantly is not shown to be equal: read its interval."
+        f"Significant: p < {1 - LEVEL:.2g} after Holm's adjustment over all {planned_pairs(todo)} pairs of the"
+        f" table{missing}. A pair without a significant difference is not shown to be equal: read its interval."
     )
 
 
 # --- the figure -------------------------------------------------------------------------------------------------------
 
-Part = tuple[Panel, str, Column, list[Pair]]  # of the figure: a panel, x, y, and the pairs of the first curve
+Part = tuple[Panel, str, Column, list[Pair]]  # part of the figure: a panel, x, y, and the pairs of the first curve
 
 
 def draw(todo: TablePlan, folder: Path, stem: str) -> list[Path]:
-    """Draws every panel and column with pairs of its first curve, if there are any; returns the files written."""
+    """Draws every panel and column with pairs of its first curve, if any. Returns the written files."""
     groups, columns = adjusted_pairs(todo), {column.key: column for column in todo.table.columns}
     parts: list[Part] = []
     for panel, x, y in todo.table.comparisons:
@@ -207,7 +208,7 @@ def _difference(axis: Axes, y: Column, pair: Pair, colour: str) -> None:
     axis.plot(at, differences, color=colour, lw=1.4)
     axis.axhline(0, color="0.3", lw=0.8)
     axis.set_ylabel(f"{y.label}: difference")
-    axis.set_title(f"{row['b']}\nless {row['a']}", fontsize=9)
+    axis.set_title(f"{row['b']}\nminus {row['a']}", fontsize=9)
     text = f"mean {signed(row, y.decimals)}" + (f", p = {p:.2g}" if row["p"] else "")
     axis.text(0.02, 0.97, text, transform=axis.transAxes, va="top", fontsize=8)
     axis.text(0.98, 0.02, f"band: {LEVEL:.0%}, simultaneous", transform=axis.transAxes, ha="right", fontsize=7)

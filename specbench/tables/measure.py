@@ -1,9 +1,9 @@
 """From a table's definition to its planned runs, with the rows that exist.
 
-A row belongs to a line when its configuration hash is that of the line's overrides and, where that is known without
-loading a model, its weights are the ones that a run would load now. Rows are in `results/<table>.csv`, whatever the
-model; a row that no longer fits stays there as history and is not shown. A line that another table has, too, is
-measured once: a row is looked for among the table's own first, then among all others in `results/`.
+A row belongs to a line if its configuration hash is the hash of the line's overrides and, as far as it is known without
+loading a model, its weights are the ones that a run would load now. Rows are in `results/<table>.csv` for all models; a
+row that no longer fits stays there as history and is not shown. A line that two tables share is measured once: its row
+is searched first in the table's own file, then in all other files in `results/`.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from specbench.storage.files import sha256, state
 from specbench.tables import literature
 from specbench.tables.definitions import Line, Panel, Table, TableTest
 
-#: The command that rows are of, where it is not `specbench run` -> their files.
+#: The command that makes the rows, unless it is `specbench run` -> their files.
 ROW_FILES = {"bench": ROWS, "probe": PROBES}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A model, a set of prompts and a seed of a suite; the former two by their labels. A table names none."""
+    """A model, a set of prompts (both by their labels) and a seed of a suite. A table names none of them."""
 
     model: str = ""
     prompts: str = ""
-    seed: int | None = None  # None: each line's own
+    seed: int | None = None  # None: the line's own
 
     @property
     def group(self) -> tuple[str, str]:
-        """What stays when seeds are pooled."""
+        """The part that stays when seeds are pooled."""
         return self.model, self.prompts
 
     def __str__(self) -> str:
@@ -52,8 +52,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class TableRun(PlannedRun):
-    """The run of a line. decodes: identifies what it decodes; reference: the folder of the vanilla AR of a suite with
-    which it is compared, None for vanilla itself."""
+    """The run of a line. decodes: identifies its images; reference: the folder of the suite's vanilla AR with which it
+    is compared, None for vanilla itself."""
 
     cell: Cell = Cell()
     decodes: str = ""
@@ -66,9 +66,9 @@ class TableRun(PlannedRun):
         return f"{self.label} on {self.cell}" + (", timed" if self.timed else "")
 
     @classmethod
-    def of(cls, home: Path, line: Line, overrides: Sequence[str], free: Mapping[str, Any], **more: Any) -> Self:
-        """Of a line in its folder in `home`, whose name does not depend on the parameters `free`: these have values
-        that stand for all others. Loads no model."""
+    def for_line(cls, home: Path, line: Line, overrides: Sequence[str], free: Mapping[str, Any], **more: Any) -> Self:
+        """The run of a line in its folder in `home`. The folder's name does not depend on the parameters in `free`;
+        their values here are placeholders. Loads no model."""
         config = configuration.compose(overrides)
         weights = registry.weights_here(config)
         decodes = digest(config.changed(**free), weights)
@@ -87,8 +87,8 @@ class TableRun(PlannedRun):
 
 @dataclass(frozen=True)
 class TablePlan(Plan[TableRun]):
-    """The runs of one table for one model, of each line one, or one for each of several seeds. compared: the rows of
-    `specbench compare` for its tests; pairs: the rows of `compare.equal` for pairs of its curves."""
+    """The runs of one table for one model: one per line, or one per line and seed. compared: the rows of `specbench
+    compare` for its tests; pairs: the rows of `compare.equal` for pairs of its curves."""
 
     table: Table
     model: str
@@ -97,37 +97,37 @@ class TablePlan(Plan[TableRun]):
 
     @property
     def rows(self) -> dict[str, Row | None]:
-        """Line key -> row; of several seeds one that pools those that exist."""
-        found: dict[str, list[Row]] = {run.key: [] for run in self.runs}
+        """Line key -> row; for several seeds, a row that pools the existing ones."""
+        rows: dict[str, list[Row]] = {run.key: [] for run in self.runs}
         for run in self.runs:
-            found[run.key] += [] if run.row is None else [run.row]
-        return {key: as_cells(pooled(rows)) if rows else None for key, rows in found.items()}
+            rows[run.key] += [] if run.row is None else [run.row]
+        return {key: as_cells(pooled(group)) if group else None for key, group in rows.items()}
 
     @property
     def untested(self) -> list[TableTest]:
-        """The tests of which both lines have a run, and these two runs are not compared."""
+        """The tests whose two lines have a run, but whose runs are not compared yet."""
         rows = self.rows
         runs = [test for test in self.table.tests if {test.line, test.other} <= rows.keys()]
         return [test for test in runs if compared_row(test, rows, self.compared) is None]
 
     @property
     def equal(self) -> dict[str, Panel]:
-        """The panels whose curves can be compared, by what identifies their runs: those that have all their rows."""
-        rows, found = self.rows, {}
+        """The panels whose curves can be compared, because all their rows exist, by an identifier of their runs."""
+        rows, panels = self.rows, {}
         for panel in self.table.compared_panels:
             runs = [(rows.get(key) or {}).get("run_id") for key in panel.keys]
             if all(runs):
-                found[sha256(" ".join(map(str, runs)), 12)] = panel
-        return found
+                panels[sha256(" ".join(map(str, runs)), 12)] = panel
+        return panels
 
     @property
     def unequalled(self) -> dict[str, Panel]:
-        """The panels of `equal` whose very runs are not compared."""
+        """The panels of `equal` whose runs are not compared yet."""
         known = {row["runs"] for row in self.pairs}
         return {runs: panel for runs, panel in self.equal.items() if runs not in known}
 
     def state(self, asked: bool) -> str:
-        """A line about what exists; asked: whether the model was asked for."""
+        """One line on the rows that exist; asked: whether the user named the model."""
         need, have = len(self.runs), len(self.runs) - len(self.missing)
         whole = have == need and not self.untested and not self.unequalled
         state = "complete" if whole else "partial" if have else "no rows"
@@ -137,15 +137,16 @@ class TablePlan(Plan[TableRun]):
         return f"{self.table.id:20} {state:14} {f'{have}/{need}':>5} rows  {self.table.title}"
 
     def with_tests(self, results: Path) -> Self:
-        """With the tests that exist."""
+        """This plan with the existing tests."""
         compared: Sequence[Row] = ()
         pairs: Sequence[Row] = ()
         if self.table.tests:
             from specbench.compare import wording
 
-            held = wording.ROWS.read(store(self.table, results, "_test"))
-            shown = [compared_row(test, self.rows, held) for test in self.table.tests]
-            compared = wording.readjusted(held, [i for i, row in enumerate(held) if any(row is one for one in shown)])
+            stored = wording.ROWS.read(store(self.table, results, "_test"))
+            shown = [compared_row(test, self.rows, stored) for test in self.table.tests]
+            family = [i for i, row in enumerate(stored) if any(row is other for other in shown)]
+            compared = wording.readjusted(stored, family)
         if self.table.matched is not None:
             from specbench.compare import equal
 
@@ -154,16 +155,16 @@ class TablePlan(Plan[TableRun]):
 
 
 def compared_row(test: TableTest, rows: Mapping[str, Row | None], comparisons: Sequence[Row]) -> Row | None:
-    """The comparison of the very runs of which a test's two lines have the rows; None where it is missing."""
+    """The comparison of exactly the runs whose rows a test's two lines show; None if it does not exist."""
     runs = [(rows.get(key) or {}).get("run_id") for key in (test.other, test.line)]
     same = (r for r in reversed(comparisons) if (r["statistic"], r["run_a"], r["run_b"]) == (test.statistic, *runs))
     return next(same, None)
 
 
-def store(table: Table, results: Path, of: str = "") -> Path:
-    """The file with the rows of a table; of: "_test": with those of `specbench compare` for its tests, "_pairs": with
+def store(table: Table, results: Path, kind: str = "") -> Path:
+    """The file with the rows of a table; kind: "_test" for the rows of `specbench compare` for its tests, "_pairs" for
     the pairs of its curves at equal values."""
-    return (results if table.rows_of == "run" else results / table.rows_of) / f"{table.id}{of}.csv"
+    return (results if table.rows_of == "run" else results / table.rows_of) / f"{table.id}{kind}.csv"
 
 
 def plan(
@@ -174,14 +175,14 @@ def plan(
     runs: Path = Path("runs"),
     seeds: Sequence[int] = (),
 ) -> TablePlan:
-    """The runs that `table` needs for `model` with `n` prompts and the seed of each (None, none: its own), and those of
-    their rows that exist in `results`. Their folders are under `runs`. Of several seeds, values are means over them,
-    and no lines are tested. Loads no model, writes nothing.
+    """The runs that `table` needs for `model` with `n` prompts and each of the seeds (None, none: the defaults), and
+    their rows that exist in `results`. Their folders are in `runs`. With several seeds, values are means over them, and
+    no lines are tested. Loads no model, writes nothing.
 
     Raises UsageError for an unknown model, and for rows that cannot be read.
     """
     if seeds and table.matched is not None:
-        raise UsageError(f"{table.id} compares curves prompt by prompt, of one seed each: leave --seeds out")
+        raise UsageError(f"{table.id} compares curves prompt by prompt, with one seed each: leave --seeds out")
     table = over_seeds(table, len(seeds))
     rows = _rows(table, results)
     shown = [column.key for column in table.columns] if table.rows_of == "run" else []
@@ -193,32 +194,32 @@ def plan(
         for line, seed in itertools.product(table.lines, seeds or (None,)):
             overrides = table.overrides(line, model, n, seed)
             if overrides is not None:
-                run = TableRun.of(home, line, overrides, {}, rows_of=table.rows_of, needs=tuple(needs))
+                run = TableRun.for_line(home, line, overrides, {}, rows_of=table.rows_of, needs=tuple(needs))
                 planned.append(run.with_newest(rows.get(run.config_hash, ())))
     return TablePlan(table.id, home, tuple(planned), table, model).with_tests(results)
 
 
 def over_seeds(table: Table, seeds: int) -> Table:
-    """The table of means over so many seeds, which says so."""
+    """The table of means over this number of seeds; its columns and a remark say so."""
     if seeds < 2:
         return table
-    spread = [one if one.std_over is None else replace(one, std_over=f"{seeds} seeds") for one in table.columns]
+    spread = [c if c.std_over is None else replace(c, std_over=f"{seeds} seeds") for c in table.columns]
     remark = f"Each value is the mean over {seeds} seeds, ± the standard deviation between them."
     return replace(table, columns=tuple(spread), tests=(), remarks=(remark, *table.remarks))
 
 
 def _rows(table: Table, results: Path) -> Mapping[str, list[Row]]:
-    """The rows that may be those of its lines, by the hash of their configurations; its own are the last."""
-    own = store(table, results)
+    """Candidates for the rows of its lines, by the hash of their configurations; the table's own rows are the last."""
+    own_file = store(table, results)
     if table.rows_of != "run":
-        files: list[Sequence[Row]] = [ROW_FILES[table.rows_of].read(own)]
+        files: list[Sequence[Row]] = [ROW_FILES[table.rows_of].read(own_file)]
     else:
-        others = [path for path in sorted(results.glob("*.csv")) if path != own]
-        files = [_read(path, state(path), path == own) for path in (*others, own) if path.exists()]
-    found: dict[str, list[Row]] = defaultdict(list)
+        others = [path for path in sorted(results.glob("*.csv")) if path != own_file]
+        files = [_read(path, state(path), path == own_file) for path in (*others, own_file) if path.exists()]
+    by_hash: dict[str, list[Row]] = defaultdict(list)
     for row in (row for rows in files for row in rows):
-        found[row["config_hash"]].append(row)
-    return found
+        by_hash[row["config_hash"]].append(row)
+    return by_hash
 
 
 def rows_in(results: Path) -> list[Row]:
@@ -228,8 +229,8 @@ def rows_in(results: Path) -> list[Row]:
 
 @cache
 def _read(path: Path, state: tuple[int, ...], must: bool) -> tuple[Row, ...]:
-    """The rows of a file in this state, as text, because every table looks through all files; none in a file that holds
-    something else, except where it `must` hold rows of runs."""
+    """The rows of a file in this state, as text. Cached, because every table reads all files. () for a file with other
+    content, unless it `must` contain rows of runs."""
     if not path.stat().st_size or not (must or has_runs(path)):
         return ()
     return tuple(map(as_cells, read_rows(path)))

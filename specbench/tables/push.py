@@ -1,7 +1,7 @@
 """Rows of runs, and drafters, as repositories of a hub: their files and their card.
 
-Rows become a data set: rows.csv, and of every run its row, configuration, records and contact sheet, so that
-`specbench compare`, `breakdown` and `report` read a downloaded copy. Locations on this machine are left out.
+Rows become a data set: rows.csv and, for every run, its row, configuration, records and contact sheet, so that
+`specbench compare`, `breakdown` and `report` can read a downloaded copy. Locations on this machine are removed.
 A drafter becomes a model: its weights and the card that `specbench train` wrote.
 """
 
@@ -27,11 +27,11 @@ from specbench.storage.files import sha256, write_atomically
 from specbench.storage.package import __version__
 from specbench.tables import report
 
-#: Files of a run that a data set gets; images are extra.
+#: Files of a run in a data set; images are optional.
 _OF_RUN = ("row.csv", "run.json", "records.jsonl", "baseline.jsonl", TIMINGS, "scores.jsonl", "contact_sheet.png")
-#: Parameters that name places of this machine.
+#: Parameters that name locations on this machine.
 _PLACES = ("out", "data_dir", "metrics_dir", "reference", "url", "ray_address", "log_dir", "drafter_weights")
-#: Columns of the card's table, where some row has them.
+#: Columns of the card's table; shown if some row has a value.
 _COLUMNS = (
     "step_compression",
     "acceptance_rate",
@@ -44,7 +44,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Upload:
-    """kind: of the repository, dataset or model; files: path in it -> content, or the file that holds it."""
+    """kind: of the repository, "dataset" or "model"; files: path in it -> content, or the file with the content."""
 
     kind: str
     card: str
@@ -57,16 +57,16 @@ class Upload:
 
 
 def prepare(paths: Sequence[Path], images: bool) -> Upload:
-    """What of some paths goes to a hub: files and folders of rows, or the folder of one drafter. images: also those of
-    runs. UsageError where there is neither."""
+    """The upload for some paths: files and folders of rows, or the folder of one drafter. images: include the images of
+    runs. UsageError if there is neither."""
     drafters = [path for path in paths if (path / registry.DRAFTER_FILE).is_file()]
     if drafters and len(paths) > 1:
-        raise UsageError(f"{drafters[0]} is a drafter, which has a repository of its own: push it alone")
+        raise UsageError(f"{drafters[0]} is a drafter, which needs its own repository: push it alone")
     return _of_drafter(drafters[0]) if drafters else _of_rows(paths, images)
 
 
 def write(upload: Upload, folder: Path) -> None:
-    """Writes the files into a new or an empty folder. UsageError where it has files or cannot be written."""
+    """Writes the files into a new or an empty folder. UsageError if it has files or cannot be written."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not an empty folder; choose another to=")
     try:
@@ -77,8 +77,8 @@ def write(upload: Upload, folder: Path) -> None:
 
 
 def send(upload: Upload, repository: str, private: bool) -> str:
-    """Makes the repository if it is not there, and commits the files; returns its address. UsageError where the hub
-    refuses the user, RunError where it fails."""
+    """Creates the repository if necessary, commits the files, and returns its address. UsageError if the hub refuses
+    the user, RunError if it fails."""
     from huggingface_hub import CommitOperationAdd, HfApi
 
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
@@ -101,17 +101,17 @@ def send(upload: Upload, repository: str, private: bool) -> str:
 
 
 def _of_rows(paths: Sequence[Path], images: bool) -> Upload:
-    found = report.gather(paths, [], 0)
-    if not found.rows:
+    content = report.gather(paths, [], 0)
+    if not content.rows:
         raise UsageError("there are audits, but no rows of runs")
-    rows = [{name: row[name] for name in COLUMNS} for row in found.rows]
+    rows = [{name: row[name] for name in COLUMNS} for row in content.rows]
     files: dict[str, bytes | Path] = {"rows.csv": to_csv(rows).encode()}
     shown = {str(row["run_id"]) for row in rows}
-    for folder, run_id in found.folders:
+    for folder, run_id in content.folders:
         if run_id in shown:
             name = "".join(c if c.isalnum() or c in "-_" else "_" for c in run_id)
-            files |= {f"runs/{name}/{path}": content for path, content in _of_run(folder, images).items()}
-    return Upload("dataset", _rows_card(found.rows), files)
+            files |= {f"runs/{name}/{path}": data for path, data in _of_run(folder, images).items()}
+    return Upload("dataset", _rows_card(content.rows), files)
 
 
 def _of_run(folder: Path, images: bool) -> dict[str, bytes | Path]:
@@ -124,17 +124,17 @@ def _of_run(folder: Path, images: bool) -> dict[str, bytes | Path]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return files
     if isinstance(cfg, dict):
-        own = {name: None if name in _PLACES and not _is_shipped(value) else value for name, value in cfg.items()}
-        if str(own.get("weights", "")).startswith(("/", ".", "~")):
-            own["weights"] = "folder"
-        text = yaml.safe_dump(own, sort_keys=False, allow_unicode=True).encode()
+        public = {name: None if name in _PLACES and not _is_shipped(value) else value for name, value in cfg.items()}
+        if str(public.get("weights", "")).startswith(("/", ".", "~")):
+            public["weights"] = "folder"
+        text = yaml.safe_dump(public, sort_keys=False, allow_unicode=True).encode()
         files["config.yaml"] = text
         files["run.json"] = RunMetadata.read(folder / "run.json").changed(config=(sha256(text, 16),)).content()
     return files
 
 
 def _is_shipped(value: object) -> bool:
-    """Whether a location is that of shipped weights, such as "embedded:guided"."""
+    """Whether a value names weights that are part of specbench, such as "embedded:guided"."""
     return isinstance(value, str) and value.startswith("embedded:")
 
 
@@ -143,8 +143,9 @@ def _rows_card(rows: Sequence[Mapping[str, Any]]) -> str:
     head = ["model", "method", "prompts", *(SHOWN[name].title for name in present)]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for row in rows:
-        own = [row["model"], report.label(row), f"{row['data']} ({row['n']})", *(_value(row, name) for name in present)]
-        lines.append(f"| {' | '.join(_cell(text) for text in own)} |")
+        values = (_value(row, name) for name in present)
+        cells = [row["model"], report.label(row), f"{row['data']} ({row['n']})", *values]
+        lines.append(f"| {' | '.join(_cell(text) for text in cells)} |")
     commands = "\n".join(plain(row["command"]) for row in rows)
     return f"""\
 ---
@@ -161,8 +162,8 @@ Speculative decoding of autoregressive image models, measured by specbench {__ve
 
 {chr(10).join(lines)}
 
-`rows.csv` has every column: commit, device, seeds and what computed each metric. `runs/` has the records of each image;
-`specbench compare`, `specbench breakdown` and `specbench report` read a downloaded copy.
+`rows.csv` has every column, including commit, device, seeds and the backend of each metric. `runs/` has the records of
+each image; `specbench compare`, `specbench breakdown` and `specbench report` can read a downloaded copy.
 
 ```
 {commands}
@@ -185,5 +186,5 @@ def _of_drafter(folder: Path) -> Upload:
     card = folder / "card.md"
     text = card.read_text(encoding="utf-8") if card.is_file() else f"# {folder.name}\n"
     head = "---\ntags:\n- specbench\n- speculative-decoding\nlibrary_name: specbench\n---\n\n"
-    use = f"\n\nUse: download `{registry.DRAFTER_FILE}` into a folder and give `drafter_weights=FOLDER`.\n"
+    use = f"\n\nUse: download `{registry.DRAFTER_FILE}` into a folder and set `drafter_weights=FOLDER`.\n"
     return Upload("model", head + text + use, {registry.DRAFTER_FILE: folder / registry.DRAFTER_FILE})

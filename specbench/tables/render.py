@@ -1,5 +1,5 @@
-"""A sheet as Markdown, LaTeX (booktabs) and CSV, where all text is escaped, and its files: one a format, and
-the figures of its rows."""
+"""A sheet as Markdown, LaTeX (booktabs) and CSV, with all text escaped, and its files: one per format, and the figures
+of its rows."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def latex_text(text: str) -> str:
 
 
 def markdown(sheet: TableSheet) -> str:
-    """The sheet as a Markdown document: provenance, the table, its notes, and the commands behind the lines."""
+    """The sheet as a Markdown document: provenance, the table, its notes, and the commands of the lines."""
     mark = _markdown_marks
     out = [f"# {markdown_text(sheet.title)}", ""]
     out += [f"- Paper: {markdown_text(sheet.paper)}"]
@@ -71,7 +71,7 @@ def markdown(sheet: TableSheet) -> str:
         previous = e.method
     out += ["", *[f"- <sup>{m}</sup> {markdown_text(text)}" for m, text in sheet.notes]]
     out += ["", *[f"{markdown_text(text)}\n" for text in sheet.remarks]]
-    out += ["The run behind each measured line:", ""] if sheet.commands else []
+    out += ["The run of each measured line:", ""] if sheet.commands else []
     out += [f"- {markdown_text(label)}: {_code(command)}" for label, command in sheet.commands]
     return "\n".join(out).rstrip() + "\n"
 
@@ -150,7 +150,8 @@ def _latex_cell(cell: TableCell) -> str:
 
 
 def as_csv(sheet: TableSheet) -> str:
-    """The sheet in long form, one line a cell, values as printed; missing cells are empty and their note says why."""
+    """The sheet in long form, one line per cell, with values as printed. A missing cell is empty, and its note says
+    why."""
     notes = dict(sheet.notes)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -171,21 +172,21 @@ FORMATS: dict[str, tuple[str, Callable[[TableSheet], str]]] = {
 
 
 def formats(text: str) -> list[str]:
-    """The formats that a command line names. UsageError for an unknown one, and for none."""
-    found = list(dict.fromkeys(f.strip() for f in text.split(",") if f.strip()))
-    for name in found:
+    """The formats that a command line names. UsageError for an unknown one, and for an empty list."""
+    names = list(dict.fromkeys(f.strip() for f in text.split(",") if f.strip()))
+    for name in names:
         if name not in FORMATS:
             raise UsageError(f"unknown format '{name}' (choose from: {', '.join(FORMATS)})")
-    if not found:
+    if not names:
         raise UsageError(f"--format names no format (choose from: {', '.join(FORMATS)})")
-    return found
+    return names
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
 def of_table(todo: TablePlan, command: str, folder: Path, formats: Sequence[str]) -> tuple[TableSheet, Iterator[Path]]:
-    """The sheet of a table, and its `files`. command: what fills the table."""
+    """The sheet of a table, and its `files`. command: fills the table."""
     table = todo.table
     rows = {} if table.matched else todo.rows
     if table.matched:
@@ -208,8 +209,8 @@ def files(
     formats: Sequence[str],
     cells: str = "",
 ) -> Iterator[Path]:
-    """Writes a sheet in these formats, and the figures of its rows; gives each file once it is written. cells: the name
-    of its CSV file."""
+    """Writes a sheet in these formats, and the figures of its rows. Yields each file after it is written. cells: the
+    name of its CSV file."""
     for name in formats:
         ending, renderer = FORMATS[name]
         path = folder / (cells if cells and name == "csv" else f"{stem}.{ending}")

@@ -28,11 +28,11 @@ from specbench.storage.csv_text import csv_lines, read_header
 from specbench.storage.files import content, write_atomically
 from specbench.storage.package import __version__
 
-#: Columns of a row that are not numbers and too long for a list of facts.
+#: Columns of a row that are neither numbers nor short enough for a list of facts.
 _ELSEWHERE = ("drafted_by_position", "acceptance_by_step")
 #: Columns that can distinguish two runs with the same label, in the order in which they are tried.
 APART = (*(name for name in parameters.table() if name in COLUMNS), "device_name", "time", "run_id")
-#: Methods or models, and differing parameters, that the first sentence of a report names; more are counted.
+#: Maximum numbers of methods or models, and of differing parameters, in the first sentence of a report.
 _MOST_NAMES, _MOST_DIFFERING = 5, 4
 
 
@@ -45,11 +45,11 @@ class Shot:
 
 
 @dataclass
-class Found:
+class ReportContent:
     """rows: of runs, each with its source file; baselines: of the vanilla AR images that these runs decoded, see
     `rows.baseline`; audits: rows of `specbench audit`; shots: run_id -> images by prompt index; groups: run_id -> its
-    `rows.breakdown`; folders: of the runs, with their run_id; notes: what was left out, and why; by_id: run_id -> row
-    of everything that was read."""
+    `rows.breakdown`; folders: of the runs, with their run_id; notes: skipped runs, and why; by_id: run_id -> row,
+    for all rows that were read."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     baselines: list[dict[str, Any]] = field(default_factory=list)
@@ -61,119 +61,119 @@ class Found:
     by_id: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-def gather(given: Sequence[Path], runs: Sequence[Path], images: int, gallery: Sequence[Path] = ()) -> Found:
-    """The rows of the files `given` (CSV, Parquet, stores), of the tables in the folders `given`, and of every run at
-    or below these folders and the folders `runs`; of those runs also the first `images` images. Folders `gallery`
-    provide images of these rows, and no rows.
+def gather(paths: Sequence[Path], runs: Sequence[Path], images: int, gallery: Sequence[Path] = ()) -> ReportContent:
+    """The rows of the files in `paths` (CSV, Parquet, stores), of the tables in the folders in `paths`, and of every
+    run in these folders, in the folders `runs`, and in their subfolders; of these runs also the first `images` images.
+    Folders in `gallery` only provide images of these rows.
 
-    A run_id appears once. Of several rows of one configuration in CSV files the newest is shown; a run whose folder is
-    given is always shown. A damaged or foreign row.csv below a folder is left out, with a note.
+    A run_id appears once. If CSV files have several rows of one configuration, the newest is shown; a run whose folder
+    is given is always shown. A damaged or foreign row.csv in a folder is skipped, with a note.
 
-    Raises UsageError for a source that is absent or unreadable, for a folder without runs, or if there is no row.
+    Raises UsageError for a source that is missing or unreadable, for a folder without runs, or if there is no row.
     """
-    found = Found()
-    for source in given:
+    result = ReportContent()
+    for source in paths:
         if source.is_file():
-            _add_table(source, found)
+            _add_table(source, result)
         elif source.is_dir():
-            is_table = [_add_table(path, found) for path in sources.tables_in(source)]
-            found.folders += _add_runs(source, found, needed=not any(is_table))
+            is_table = [_add_table(path, result) for path in sources.tables_in(source)]
+            result.folders += _add_runs(source, result, needed=not any(is_table))
         else:
             raise UsageError(f"there is no file or folder {source}")
     for folder in runs:
         if not folder.is_dir():
             raise UsageError(f"there is no folder {folder} with runs")
-        found.folders += _add_runs(folder, found, needed=True)
-    found.audits = [dict(cells) for cells in dict.fromkeys(tuple(row.items()) for row in found.audits)]
-    shown = _shown(found)
-    if not shown and not found.audits:
+        result.folders += _add_runs(folder, result, needed=True)
+    result.audits = [dict(cells) for cells in dict.fromkeys(tuple(row.items()) for row in result.audits)]
+    shown = _shown(result)
+    if not shown and not result.audits:
         raise UsageError(
-            f"no rows of runs or audits in {', '.join(map(str, [*given, *runs]))}; name their CSV files or folder"
+            f"no rows of runs or audits in {', '.join(map(str, [*paths, *runs]))}; name their CSV files or folder"
         )
-    found.rows = [row for row in shown if not baseline.is_baseline(row)]
-    found.baselines = [row for row in shown if baseline.is_baseline(row)]
-    for row in baseline.baselines(shown, [(folder, found.by_id[run_id]) for folder, run_id in found.folders]):
-        found.baselines.append(row | {"file": found.by_id[baseline.run_of(row)]["file"]})
-    for row in (*found.rows, *found.baselines):
+    result.rows = [row for row in shown if not baseline.is_baseline(row)]
+    result.baselines = [row for row in shown if baseline.is_baseline(row)]
+    for row in baseline.baselines(shown, [(folder, result.by_id[run_id]) for folder, run_id in result.folders]):
+        result.baselines.append(row | {"file": result.by_id[baseline.run_of(row)]["file"]})
+    for row in (*result.rows, *result.baselines):
         row["command"], row["command_exact"] = command(row)
-    others = Found(notes=found.notes)
-    of_gallery = [one for folder in gallery for one in _add_runs(folder, others, needed=False)]
-    for folder, run_id in (*found.folders, *of_gallery):
-        if run_id in found.by_id:
-            _add_images(folder / "records.jsonl", run_id, images, found)
-            _add_groups(folder, run_id, found)
-        for row in found.baselines:
+    others = ReportContent(notes=result.notes)
+    of_gallery = [run for folder in gallery for run in _add_runs(folder, others, needed=False)]
+    for folder, run_id in (*result.folders, *of_gallery):
+        if run_id in result.by_id:
+            _add_images(folder / "records.jsonl", run_id, images, result)
+            _add_groups(folder, run_id, result)
+        for row in result.baselines:
             if baseline.run_of(row) == run_id:
-                _add_images(folder / baseline.RECORDS, row["run_id"], images, found)
-    return found
+                _add_images(folder / baseline.RECORDS, row["run_id"], images, result)
+    return result
 
 
-def _add_table(path: Path, found: Found) -> bool:
-    """Adds the rows of one file; returns whether it is a table of runs or audits. Other files have no rows."""
+def _add_table(path: Path, report: ReportContent) -> bool:
+    """Adds the rows of one file. Returns whether it is a table of runs or audits; other files have no rows."""
     rows = sources.rows_of_table(path)
     if rows is not None:
         for row in rows:
-            _add_row(row, path.name, found)
+            _add_row(row, path.name, report)
         return True
     if {"verdict", "samples"} <= set(read_header(path)):
-        found.audits += [row for _, row in csv_lines(path)[1]]
+        report.audits += [row for _, row in csv_lines(path)[1]]
         return True
     return False
 
 
-def _add_runs(folder: Path, found: Found, needed: bool) -> list[tuple[Path, str]]:
-    """The runs at or below a folder, nested as in grids, whose rows are added. UsageError if `needed` and no run is
-    there."""
-    taken: list[tuple[Path, str]] = []
+def _add_runs(folder: Path, report: ReportContent, needed: bool) -> list[tuple[Path, str]]:
+    """Adds the rows of the runs in a folder and its subfolders, and returns the runs. UsageError if `needed` and there
+    is no run."""
+    runs: list[tuple[Path, str]] = []
     faults: list[str] = []
     for path, row in sources.runs_in(folder):
         if isinstance(row, UsageError):
             faults.append(str(row))
-        elif _add_row(row, (Path(folder.name) / path.relative_to(folder)).as_posix(), found):
-            taken.append((path.parent, str(row["run_id"])))
-    if needed and not taken:
-        raise UsageError(faults[0] if faults else f"there are no runs in {folder}: no {sources.ROW} is at or below it")
-    found.notes.extend(f"left out: {fault}" for fault in faults)
-    return taken
+        elif _add_row(row, (Path(folder.name) / path.relative_to(folder)).as_posix(), report):
+            runs.append((path.parent, str(row["run_id"])))
+    if needed and not runs:
+        raise UsageError(faults[0] if faults else f"there are no runs in {folder}: no {sources.ROW} is in or below it")
+    report.notes.extend(f"left out: {fault}" for fault in faults)
+    return runs
 
 
-def _add_row(row: dict[str, Any], file: str, found: Found) -> bool:
-    """Adds a row and returns whether it can be shown; of one run_id the newest is shown, of equal ones the first."""
-    if row["model"] is None or row["method"] is None:  # images that specbench evaluate scored, from elsewhere
-        found.notes.append(f"left out: run {plain(row['run_id'])} of {file} names no model and method")
+def _add_row(row: dict[str, Any], file: str, report: ReportContent) -> bool:
+    """Adds a row and returns whether it can be shown. Of one run_id the newest row is shown; in a tie, the first."""
+    if row["model"] is None or row["method"] is None:  # images of another origin, scored by specbench evaluate
+        report.notes.append(f"left out: run {plain(row['run_id'])} of {file} names no model and method")
         return False
-    other = found.by_id.get(row["run_id"])
+    other = report.by_id.get(row["run_id"])
     if other is None or (row["time"] or "") > (other["time"] or ""):
-        found.by_id[row["run_id"]] = row | {"file": file}
+        report.by_id[row["run_id"]] = row | {"file": file}
     return True
 
 
-def _shown(found: Found) -> list[dict[str, Any]]:
-    """The newest row of every configuration, and the rows of the runs whose folders were given."""
+def _shown(report: ReportContent) -> list[dict[str, Any]]:
+    """The newest row of every configuration, and the rows of the runs whose folders are given."""
     newest: dict[tuple[str | None, ...], dict[str, Any]] = {}
-    for run_id, row in found.by_id.items():
-        # Of a served run the server names the model and its own version.
+    for run_id, row in report.by_id.items():
+        # For a served run, the server names the model and its own version.
         key = row["config_hash"] or f"run {run_id}", row["server"], row["server"] and row["model"]
         if key not in newest or (row["time"] or "") >= (newest[key]["time"] or ""):
             newest[key] = row
-    chosen = {row["run_id"] for row in newest.values()} | {run_id for _, run_id in found.folders}
-    return [row for run_id, row in found.by_id.items() if run_id in chosen]
+    chosen = {row["run_id"] for row in newest.values()} | {run_id for _, run_id in report.folders}
+    return [row for run_id, row in report.by_id.items() if run_id in chosen]
 
 
 def command(row: Mapping[str, Any]) -> tuple[str, bool]:
-    """The command line of the run of a row, and whether it gives exactly the same configuration: a row lacks some of a
-    run's parameters, and those of an older version may have another meaning today; of images that a server decoded, its
-    address."""
+    """The command line of the run of a row, and whether it gives exactly the same configuration. A row does not contain
+    all parameters of a run, and those of an older version may have another meaning today. For images from a server, the
+    address is missing."""
     if parameters.is_served(row):
-        own = [name for name in parameters.parameters_of(row) if name not in (*parameters.SERVED, "device")]
-        given = [f"{name}={_text(row[name])}" for name in own if row.get(name) is not None]
-        return f"specbench run {shlex.join(['url=...', 'model_name=' + str(row['model']), *given])}", False
+        names = [name for name in parameters.parameters_of(row) if name not in (*parameters.SERVED, "device")]
+        known = [f"{name}={_text(row[name])}" for name in names if row.get(name) is not None]
+        return f"specbench run {shlex.join(['url=...', 'model_name=' + str(row['model']), *known])}", False
     try:
         arguments, preset = _preset(row)
         for name, value in preset.items():
             in_row = name in row and name not in ("model", "method", *parameters.PARTS, "device", "weights")
             if row.get(name) is None and variants.ADDED.get(name) == value:
-                continue  # of a version without the parameter
+                continue  # the row is from a version without the parameter
             if in_row and _text(row[name]) != _text(value):
                 arguments.append(f"{name}={_text(row[name])}")
         if row["weights"] == "random":
@@ -212,24 +212,24 @@ def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else _text(value)
 
 
-def _add_images(records: Path, run_id: str, most: int, found: Found) -> None:
-    """Adds the first images that records name; those from another folder of the same run stay."""
+def _add_images(records: Path, run_id: str, most: int, report: ReportContent) -> None:
+    """Adds the first images that records name. Images from another folder of the same run stay."""
     folder = records.parent
     try:
         lines = content(records).decode(errors="replace").splitlines()
     except FileNotFoundError:
         return
     except (OSError, UsageError) as e:
-        found.notes.append(f"no images of {folder}: cannot read its {records.name} ({getattr(e, 'strerror', e)})")
+        report.notes.append(f"no images of {folder}: cannot read its {records.name} ({getattr(e, 'strerror', e)})")
         return
-    shots, unreadable = found.shots.get(run_id, {}), 0
+    shots, unreadable = report.shots.get(run_id, {}), 0
     for line in lines:
         try:
             record = json.loads(line)
             index, name, prompt = record["index"], record["image"], record["prompt"]
         except (ValueError, LookupError, TypeError, RecursionError):
             continue  # a half-written line
-        # A name in the form that a run writes: no record points outside the folder.
+        # A name in the form that a run writes, so that no record points outside the folder.
         typed = type(index) is int and isinstance(prompt, str) and isinstance(name, str)
         if not typed or not 0 <= index < most or index in shots or not re.fullmatch(IMAGE_NAME, name):
             continue
@@ -242,25 +242,25 @@ def _add_images(records: Path, run_id: str, most: int, found: Found) -> None:
         else:
             unreadable += 1
     if unreadable:
-        found.notes.append(f"{unreadable} images of {folder} are absent or not PNG files")
+        report.notes.append(f"{unreadable} images of {folder} are missing or not PNG files")
     if shots:
-        found.shots[run_id] = shots
+        report.shots[run_id] = shots
 
 
-def _add_groups(folder: Path, run_id: str, found: Found) -> None:
-    """Adds the breakdown of a run, if everything that it needs is there and undamaged."""
+def _add_groups(folder: Path, run_id: str, report: ReportContent) -> None:
+    """Adds the breakdown of a run, if all its files exist and are undamaged."""
     with suppress(UsageError):
         rows = breakdown.of_pass(passes.read(str(folder)))
-        found.groups[run_id] = [{name: row[name] for name in row if name not in ("run_id", "method")} for row in rows]
+        report.groups[run_id] = [{name: row[name] for name in row if name not in ("run_id", "method")} for row in rows]
 
 
-def keep(found: Found, folder: Path) -> None:
-    """Writes the shown images, with what is needed to show them again, into a folder of small run folders."""
-    for row in (*found.rows, *found.baselines):
-        shots = found.shots.get(str(row["run_id"]), {})
+def keep(report: ReportContent, folder: Path) -> None:
+    """Writes the shown images, with the rows and records to show them again, into a folder of small run folders."""
+    for row in (*report.rows, *report.baselines):
+        shots = report.shots.get(str(row["run_id"]), {})
         if not shots:
             continue
-        run = folder / re.sub(r"[^\w-]+", "_", str(row["run_id"]))  # a name and not a path, for untrusted rows too
+        run = folder / re.sub(r"[^\w-]+", "_", str(row["run_id"]))  # never a path, even for untrusted rows
         (run / "images").mkdir(parents=True, exist_ok=True)
         lines = []
         for index, shot in sorted(shots.items()):
@@ -271,21 +271,21 @@ def keep(found: Found, folder: Path) -> None:
         write_atomically(run / sources.ROW, to_csv([{name: row[name] for name in COLUMNS}]).encode())
 
 
-def page(found: Found) -> str:
-    """The HTML page. Whatever texts the rows hold, they are data in it, never markup."""
+def page(report: ReportContent) -> str:
+    """The HTML page. All texts of the rows are data in it, never markup."""
     day = time.strftime("%Y-%m-%d", time.gmtime())
-    texts = {"about": about(found), "made": f"Drawn by specbench {__version__} on {day}"}
-    content = json.dumps(page_data(found) | texts, separators=(",", ":"), allow_nan=False)
+    texts = {"about": about(report), "made": f"Drawn by specbench {__version__} on {day}"}
+    content = json.dumps(page_data(report) | texts, separators=(",", ":"), allow_nan=False)
     for sign in "<>&":
         content = content.replace(sign, f"\\u{ord(sign):04x}")
     template = (resources.files("specbench.tables") / "page.html").read_text(encoding="utf-8")
     return template.replace("/*DATA*/", content)
 
 
-def page_data(found: Found) -> dict[str, Any]:
-    """The JSON from which the page draws everything."""
+def page_data(report: ReportContent) -> dict[str, Any]:
+    """The JSON data from which the page draws everything."""
     rows = []
-    for row in map(shown, (*found.rows, *found.baselines)):
+    for row in map(shown, (*report.rows, *report.baselines)):
         values = {name: row[name] for name in SHOWN if row[name] is not None}
         rows.append(
             {
@@ -301,11 +301,11 @@ def page_data(found: Found) -> dict[str, Any]:
                 "values": values,
                 "errors": {name: row[stderr_of(name)] for name in values if row.get(stderr_of(name)) is not None},
                 "facts": {k: v for k, v in row.items() if v is not None and k not in (*_ELSEWHERE, "file")},
-                "groups": found.groups.get(str(row["run_id"]), []),
+                "groups": report.groups.get(str(row["run_id"]), []),
                 "map": _numbers(row["drafted_by_position"]),
                 "images": {
                     i: {"prompt": shot.prompt, "png": base64.b64encode(shot.png).decode()}
-                    for i, shot in found.shots.get(str(row["run_id"]), {}).items()
+                    for i, shot in report.shots.get(str(row["run_id"]), {}).items()
                 },
             }
         )
@@ -318,43 +318,43 @@ def page_data(found: Found) -> dict[str, Any]:
             if any(name in row["values"] for row in rows)
         ],
         "rows": rows,
-        "audits": found.audits,
+        "audits": report.audits,
         "columns": COLUMNS,
         "statistics": breakdown.STATISTICS,
         "apart": APART,
     }
 
 
-def about(found: Found) -> str:
-    """What the runs are, in a few words: how many, methods, models, prompts, and in what they differ."""
-    rows = [*found.baselines, *found.rows]
-    counts = {"run": len(found.rows), "audit": len(found.audits)}
+def about(report: ReportContent) -> str:
+    """A short description of the runs: how many, methods, models, prompts, and in what they differ."""
+    rows = [*report.baselines, *report.rows]
+    counts = {"run": len(report.rows), "audit": len(report.audits)}
     text = " and ".join(f"{count} {name}{'s' * (count > 1)}" for name, count in counts.items() if count)
     if not rows:
         return f"{text}."
     methods, models = (_count_or_list([str(row[name]) for row in rows], name) for name in ("method", "model"))
     numbers = sorted({row["n"] for row in rows if row["n"]})
-    prompts = f", {numbers[0]}{f' to {numbers[-1]}' * (len(numbers) > 1)} prompts a run" if numbers else ""
+    prompts = f", {numbers[0]}{f' to {numbers[-1]}' * (len(numbers) > 1)} prompts per run" if numbers else ""
     differing = selection.differing(rows)
-    told = f" The runs differ in {', '.join(differing)}." if 0 < len(differing) <= _MOST_DIFFERING else ""
-    return f"{text}: {methods} on {models}{prompts}.{told}"
+    differences = f" The runs differ in {', '.join(differing)}." if 0 < len(differing) <= _MOST_DIFFERING else ""
+    return f"{text}: {methods} on {models}{prompts}.{differences}"
 
 
 def _count_or_list(values: Sequence[str], name: str) -> str:
-    some = list(dict.fromkeys(values))
-    if len(some) > _MOST_NAMES:
-        return f"{len(some)} {name}s"
-    return " and ".join(filter(None, [", ".join(some[:-1]), some[-1]]))
+    names = list(dict.fromkeys(values))
+    if len(names) > _MOST_NAMES:
+        return f"{len(names)} {name}s"
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _numbers(text: str | None) -> list[float] | None:
-    """A JSON list of numbers; None for anything else, since a cell may hold any text."""
+    """A JSON list of numbers; None for anything else, since a cell may contain any text."""
     try:
-        found = json.loads(text) if text else None
+        values = json.loads(text) if text else None
     except (ValueError, RecursionError):
         return None
-    is_list = isinstance(found, list) and all(type(v) in (int, float) and abs(v) < 1e100 for v in found)
-    return found if is_list else None
+    is_list = isinstance(values, list) and all(type(v) in (int, float) and abs(v) < 1e100 for v in values)
+    return values if is_list else None
 
 
 def label(row: Mapping[str, Any]) -> str:
@@ -363,8 +363,7 @@ def label(row: Mapping[str, Any]) -> str:
 
 
 def differences(row: Mapping[str, Any]) -> dict[str, str]:
-    """The parameters in which the method of a row, or its sampling, differs from the preset of the method with its
-    parts."""
+    """The parameters of a row's method or sampling that differ from the preset of the method with its parts."""
     if parameters.is_served(row):
         return {name: _short(row[name]) for name in ("concurrency", "request_rate") if row[name] is not None}
     try:
@@ -373,10 +372,10 @@ def differences(row: Mapping[str, Any]) -> dict[str, str]:
         return {}
     parts = [argument.partition("=")[0] for argument in arguments[2:]]
     sampling = ("temperature", "top_k", "top_p", "entropy_temperature", "top_n_sigma", "cfg_scale")
-    own = [
+    changed = [
         name
         for name in {*parameters.method_parameters(), *sampling} - {*parameters.PARTS}
         if name in preset and _text(row.get(name)) != _text(preset[name])
     ]
-    # a parameter without a value does not belong to this method's drafter or rule
-    return {name: _short(row[name]) for name in (*parts, *sorted(own)) if row.get(name) is not None}
+    # A parameter without a value does not belong to this method's drafter or rule.
+    return {name: _short(row[name]) for name in (*parts, *sorted(changed)) if row.get(name) is not None}

@@ -1,5 +1,5 @@
-"""The files that tables and suites are written in: conf/suite/NAME.yaml, a plug-in's, or a user's. What their keys
-mean: `catalog`, and docs/suites.md."""
+"""The files that define tables and suites: conf/suite/NAME.yaml, a plug-in's, or a user's. `catalog` and docs/suites.md
+explain their keys."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Parameters = dict[str, Any]
 
 @dataclass(frozen=True)
 class PanelKeys:
-    """A group of lines with parameters of its own, its `with`. first: where its curves begin, except those of
-    without_first."""
+    """A group of lines with its own parameters, `with`. first: the lines at which its curves start, except the curves
+    in without_first."""
 
     lines: Parameters
     with_: Parameters = field(default_factory=dict)
@@ -34,7 +34,7 @@ class PanelKeys:
 
 @dataclass(frozen=True)
 class FigureKeys:
-    """A figure of curves, of which `curves` names other lines than those of the table, or one of the last three."""
+    """A figure of curves, or of one of the last three kinds. curves: names other lines than those of the table."""
 
     x: tuple[str, ...] = ()
     y: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class FigureKeys:
 
 @dataclass(frozen=True)
 class PairKeys:
-    """Every statistic `of` (with its label) is tested in each of the pairs of lines."""
+    """Tests: every statistic in `of` (with its label) is tested for each of the pairs of lines."""
 
     of: dict[str, str]
     pairs: tuple[tuple[str, str], ...]
@@ -57,7 +57,7 @@ class PairKeys:
 
 @dataclass(frozen=True)
 class Definition:
-    """The keys of a file; `with_` is its `with`. The last seven are of `specbench suite` alone."""
+    """The keys of a file; `with_` is its `with`. The last seven are only for `specbench suite`."""
 
     name: str = ""
     title: str = ""
@@ -96,56 +96,57 @@ class Definition:
 
 @dataclass(frozen=True)
 class Source:
-    """A file as text for messages, and its content."""
+    """A file: its name for messages, and its content."""
 
     name: str
-    held: Mapping[str, Any]
+    content: Mapping[str, Any]
 
     @cached_property
     def definition(self) -> Definition:
-        return self.made("", Definition, self.held)
+        return self.made("", Definition, self.content)
 
     def fault(self, text: str) -> UsageError:
         return UsageError(f"{self.name}: {text}")
 
-    def made(self, where: str, kind: type[T], held: Mapping[str, Any]) -> T:
-        """A dataclass from a mapping. A list of one entry may be given as the entry."""
+    def made(self, where: str, kind: type[T], content: Mapping[str, Any]) -> T:
+        """A dataclass from a mapping. A list with a single entry may be given as the entry."""
         hints = {name.rstrip("_"): (name, hint) for name, hint in get_type_hints(kind).items()}
         values = {}
-        for key, value in held.items():
+        for key, value in content.items():
             if key not in hints:
                 raise self.fault(f"{where or 'a suite'} has no '{key}' (choose from: {', '.join(hints)})")
             name, hint = hints[key]
-            alone = get_origin(hint) is tuple and not isinstance(value, list | dict)
-            values[name] = [value] if alone else value
+            is_single = get_origin(hint) is tuple and not isinstance(value, list | dict)
+            values[name] = [value] if is_single else value
         return made(kind, values, f"{self.name}: {where}" if where else self.name)
 
     def mapping(self, where: str, value: Any) -> Parameters:
-        """A mapping, an empty one for null."""
+        """The value as a mapping; {} for null."""
         if not isinstance(value, dict | None):
             raise self.fault(f"{where} must be a mapping of names to values (got {short(value)})")
         return value or {}
 
     def entries(self, key: str, parameter: str) -> dict[str, Parameters]:
-        """Label -> parameters: of a mapping of such, a list of names, or one name; a name is a value of `parameter`."""
-        value = self.held.get(key)
+        """Label -> parameters, from a mapping of these, a list of names, or one name. A name is a value of
+        `parameter`."""
+        value = self.content.get(key)
         if not isinstance(value, dict):
             names = value if isinstance(value, list) else [] if value is None else [value]
-            return {str(one): {parameter: one} for one in names}
-        found = {}
-        for label, one in value.items():
-            given = one if isinstance(one, dict) else {parameter: label if one is None else one}
-            found[label] = given
-        return found
+            return {str(name): {parameter: name} for name in names}
+        entries = {}
+        for label, entry in value.items():
+            default = {parameter: label if entry is None else entry}
+            entries[label] = entry if isinstance(entry, dict) else default
+        return entries
 
 
 def names() -> list[str]:
-    """The suites that are shipped, or that a plug-in brings."""
+    """The suites that are part of specbench or of a plug-in."""
     return list(parameters.choices(GROUP))
 
 
 def named(name: str) -> Source:
-    """A shipped suite. UsageError for an unknown name."""
+    """A suite by its name. UsageError for an unknown name."""
     return _complete(_shipped(name))
 
 
@@ -156,32 +157,32 @@ def _shipped(name: str) -> Source:
 
 
 def of_file(path: Path) -> Source:
-    """A user's file. UsageError where it cannot be read."""
+    """A suite from a user's file. UsageError if it cannot be read."""
     return _complete(_read(str(path), path))
 
 
 def _read(name: str, path: Path) -> Source:
-    held = read_yaml(path)
-    if not held:
-        raise UsageError(f"{path} is not a suite: it needs lines; docs/suites.md has all of its keys")
-    return Source(name, _one_line(held))
+    content = read_yaml(path)
+    if not content:
+        raise UsageError(f"{path} is not a suite: it needs lines; docs/suites.md explains all of its keys")
+    return Source(name, _one_line(content))
 
 
 def _one_line(value: Any) -> Any:
-    """A value of YAML with every text in one line, without what a terminal would obey."""
+    """A value of YAML with every text in one line, without control characters for a terminal."""
     if isinstance(value, dict):
-        return {_one_line(str(key)): _one_line(one) for key, one in value.items()}
+        return {_one_line(str(key)): _one_line(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_one_line(one) for one in value]
+        return [_one_line(item) for item in value]
     return plain(" ".join(value.splitlines())) if isinstance(value, str) else value
 
 
 def _complete(source: Source, seen: tuple[str, ...] = ()) -> Source:
-    """With the keys of the suites that it names under `defaults`, where it has none of its own."""
-    held: dict[str, Any] = {}
-    others = source.held.get("defaults", [])
+    """Adds the keys of the suites that it names under `defaults`; its own keys have priority."""
+    content: dict[str, Any] = {}
+    others = source.content.get("defaults", [])
     for name in others if isinstance(others, list) else [others]:
         if name in seen:
-            raise source.fault(f"defaults name {name} in a circle")
-        held |= _complete(_shipped(str(name)), (*seen, name)).held
-    return replace(source, held=held | {key: value for key, value in source.held.items() if key != "defaults"})
+            raise source.fault(f"defaults contain {name} in a circle")
+        content |= _complete(_shipped(str(name)), (*seen, name)).content
+    return replace(source, content=content | {key: value for key, value in source.content.items() if key != "defaults"})

@@ -1,5 +1,5 @@
-"""The table of a suite: a line for every method on every model and set of prompts, seeds pooled, with what a paired
-test says of its difference from vanilla AR."""
+"""The table of a suite: one line for every method on every model and set of prompts, with seeds pooled, and paired
+tests of the differences from vanilla AR."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from specbench.tables.layout import TableSheet
 from specbench.tables.measure import TableRun, over_seeds
 from specbench.tables.suites import COMPARED, SuitePlan
 
-#: A column -> the statistic of `specbench compare` for it, where it is no metric's.
+#: A column that is not a metric's -> its statistic in `specbench compare`.
 _STATISTICS = {"perplexity": "log_prob_mean", "emitted_kl": "emitted_kl", "emitted_tv": "emitted_tv"}
-#: What a figure's x is where the suite has none: the first of these that the table shows.
+#: The default x of a figure: the first of these that the table shows.
 _FASTER = ("speedup_latency", "speedup_step", "step_compression", "accepted_length_mean")
 
 
 def build(plan: SuitePlan) -> tuple[TableSheet, Table, dict[str, Row | None]]:
-    """The sheet of the rows that exist; its table, with a line for every (model, prompts, line); and the rows by the
+    """The sheet of the existing rows; its table, with one line for every (model, prompts, line); and the rows by the
     keys of these lines, pooled over seeds."""
     groups = list(dict.fromkeys(run.cell.group for run in plan.runs))
     lines: dict[str, list[TableRun]] = {}  # the runs of every line of the sheet
     for run in sorted(plan.runs, key=lambda run: groups.index(run.cell.group)):
         lines.setdefault(f"{run.key}@{groups.index(run.cell.group)}", []).append(run)
     members = {key: [run for run in runs if not run.timed] for key, runs in lines.items()}
-    seeds = max((sum(run.row is not None for run in some) for some in members.values()), default=1)
+    seeds = max((sum(run.row is not None for run in group) for group in members.values()), default=1)
     pooled_table = over_seeds(plan.suite.table, seeds)
     shown = [Line(key, runs[0].label, runs[0].overrides) for key, runs in lines.items()]
     table = replace(
@@ -51,14 +51,14 @@ def build(plan: SuitePlan) -> tuple[TableSheet, Table, dict[str, Row | None]]:
     tests = _p_values(plan, members, table.columns)
     differing = {place for place, p in tests.items() if p < 1 - LEVEL}
     sheet = layout.build(table, models, rows, [], commands, plan.command, plan.compared, differing)
-    told = (layout.DIFFERS, "Differs from vanilla AR of the same prompts and seeds, by the paired test below.")
-    notes = (*sheet.notes, *([told] if differing else []))
+    mark = (layout.DIFFERS, "Differs significantly from vanilla AR on the same prompts and seeds, by the test below.")
+    notes = (*sheet.notes, *([mark] if differing else []))
     remarks = (*sheet.remarks, *_remarks(plan, members, seeds, len(tests), len(differing)), *pooled_table.remarks)
     return replace(sheet, notes=notes, remarks=remarks), table, rows
 
 
 def _tests(table: Table, lines: Sequence[Line]) -> tuple[TableTest, ...]:
-    """The table's own tests for every model and set of prompts."""
+    """The table's own tests, for every model and set of prompts."""
     keys = [line.key for line in lines]
     groups = dict.fromkeys(key.rpartition("@")[2] for key in keys)
     expanded = (
@@ -70,27 +70,25 @@ def _tests(table: Table, lines: Sequence[Line]) -> tuple[TableTest, ...]:
 
 
 def _row(runs: Sequence[TableRun]) -> Row | None:
-    """A line's pooled row: seconds from the timed runs, where there are some, all else from those of quality."""
+    """A line's pooled row: seconds from the timed runs, if there are any, everything else from the runs of quality."""
     quality = [run.row for run in runs if run.row is not None and not run.timed]
     seconds = [run.row for run in runs if run.row is not None and run.timed]
     if not quality:
         return None
-    found = pooled(quality)
+    row = pooled(quality)
     if seconds:
         timed = pooled(seconds)
-        found |= {name: timed.get(name) for name in TIMED_COLUMNS}
-    # what every run of quality says, and the timed ones answer
-    remarks = (
-        part for part in str(found.get("note") or "").split("; ") if not part.startswith("decoded in batches of")
-    )
-    found["note"] = "; ".join(remarks)
-    return as_cells(found)
+        row |= {name: timed.get(name) for name in TIMED_COLUMNS}
+    # Every run of quality has this remark, which does not apply to the timed runs.
+    remarks = (part for part in str(row.get("note") or "").split("; ") if not part.startswith("decoded in batches of"))
+    row["note"] = "; ".join(remarks)
+    return as_cells(row)
 
 
 def _figure(
     table: Table, lines: Sequence[Line], groups: Sequence[tuple[str, str]]
 ) -> TableFigure | Series | Maps | Stack | None:
-    """The suite's figure with a panel for every model and set of prompts; quality against speed where it has none."""
+    """The suite's figure with a panel for every model and set of prompts. Default: quality against speed."""
     figure = table.figure
     if figure is not None and not isinstance(figure, TableFigure):
         return figure
@@ -101,15 +99,15 @@ def _figure(
         if x is None or not y:
             return None
         labels = {line.key: line.label for line in table.lines if not _is_vanilla(line)}
-        own = [replace(panel, curves=_labelled(panel, labels)) for panel in table.panels]
-        figure = TableFigure((x,), y, "", tuple(own))
-    there = {line.key for line in lines}
+        panels_of_table = [replace(panel, curves=_labelled(panel, labels)) for panel in table.panels]
+        figure = TableFigure((x,), y, "", tuple(panels_of_table))
+    existing = {line.key for line in lines}
     panels = []
     for number, group in enumerate(groups):
         vanilla = next((line.key for line in lines if line.key.endswith(f"@{number}") and _is_vanilla(line)), "")
         for panel in figure.panels:
             curves = tuple(
-                Curve(curve.label, tuple(f"{key}@{number}" for key in curve.lines if f"{key}@{number}" in there))
+                Curve(curve.label, tuple(f"{key}@{number}" for key in curve.lines if f"{key}@{number}" in existing))
                 for curve in panel.curves
             )
             label = ", ".join(filter(None, [panel.label, *(group if len(groups) > 1 else ())]))
@@ -119,9 +117,9 @@ def _figure(
 
 
 def _labelled(panel: Panel, labels: Mapping[str, str]) -> tuple[Curve, ...]:
-    """The curves of a panel without vanilla; a single line has its own label."""
-    found = (Curve(curve.label, tuple(key for key in curve.lines if key in labels)) for curve in panel.curves)
-    return tuple(replace(one, label=labels[one.lines[0]]) if len(one.lines) == 1 else one for one in found if one.lines)
+    """The curves of a panel without vanilla. A curve of a single line has the line's label."""
+    curves = (Curve(curve.label, tuple(key for key in curve.lines if key in labels)) for curve in panel.curves)
+    return tuple(replace(c, label=labels[c.lines[0]]) if len(c.lines) == 1 else c for c in curves if c.lines)
 
 
 def _is_vanilla(line: Line) -> bool:
@@ -134,10 +132,10 @@ def _is_vanilla(line: Line) -> bool:
 def _p_values(
     plan: SuitePlan, members: Mapping[str, Sequence[TableRun]], columns: Sequence[Column]
 ) -> dict[tuple[str, str], float]:
-    """(line, column) -> the two-sided p-value of its difference from vanilla AR, by Holm's adjustment: of one seed over
-    all tests of `COMPARED`, of several over the tests of pooled seeds."""
+    """(line, column) -> the two-sided p-value of its difference from vanilla AR after Holm's adjustment: for one seed
+    over all tests of `COMPARED`, for several over the tests of pooled seeds."""
     by_pair = {(row["run_b"], row["statistic"]): row for row in plan.compared}
-    found: dict[tuple[str, str], float] = {}
+    adjusted: dict[tuple[str, str], float] = {}
     pooled: dict[tuple[str, str], float] = {}
     for key, runs in members.items():
         shown = {(run.row or {}).get("run_id", "") for run in runs if run.reference is not None}
@@ -145,25 +143,25 @@ def _p_values(
             names = [_STATISTICS[column.key]] if column.key in _STATISTICS else _metrics_of(plan, column.key)
             rows = [by_pair[run_id, name] for name in names for run_id in sorted(shown) if (run_id, name) in by_pair]
             if len(rows) == 1 and rows[0].get("p"):
-                found[key, column.key] = float(rows[0]["p_holm"])
+                adjusted[key, column.key] = float(rows[0]["p_holm"])
             elif len(rows) > 1 and (p := _pooled_p(rows)) is not None:
                 pooled[key, column.key] = p
-    return found | dict(zip(pooled, holm(list(pooled.values())), strict=True))
+    return adjusted | dict(zip(pooled, holm(list(pooled.values())), strict=True))
 
 
 def _metrics_of(plan: SuitePlan, column: str) -> list[str]:
-    """The metrics of the comparisons whose first column this is."""
+    """The metrics of the comparisons whose first column is `column`."""
     names = dict.fromkeys(row["statistic"] for row in plan.compared)
     known = parameters.single_metrics()
     return [name for name in names if name in known and parameters.metric_columns(name)[0] == column]
 
 
 def _pooled_p(rows: Sequence[Row]) -> float | None:
-    """The two-sided p-value of the mean difference over seeds, from each one's paired test: the standard errors of
-    independent seeds add in squares, and the degrees of freedom by Welch and Satterthwaite."""
+    """The two-sided p-value of the mean difference over seeds, from the paired test of each seed. The standard errors
+    of independent seeds add in squares; the degrees of freedom follow Welch and Satterthwaite."""
     from scipy import special
 
-    tested = [row for row in rows if row.get("p")]  # of the others, every pair differs by the same
+    tested = [row for row in rows if row.get("p")]  # without seeds in which every pair differs by the same
     if not tested or any(not float(row["test_statistic"]) for row in tested):
         return None
     errors = [float(row["difference"]) / float(row["test_statistic"]) for row in tested]
@@ -173,7 +171,7 @@ def _pooled_p(rows: Sequence[Row]) -> float | None:
 
 
 def _remarks(
-    plan: SuitePlan, members: Mapping[str, Sequence[TableRun]], seeds: int, tests: int, beyond: int
+    plan: SuitePlan, members: Mapping[str, Sequence[TableRun]], seeds: int, tests: int, significant: int
 ) -> Iterator[str]:
     suite = plan.suite
     mixed = {
@@ -186,17 +184,17 @@ def _remarks(
         yield f"Seeds of one line differ in {', '.join(sorted(mixed))}: compare them with care."
     if suite.timed:
         yield (
-            f"Columns in seconds are of runs over {suite.timed} prompts, one image at a time, each next to the same one"
-            " of vanilla AR; all others are of runs in batches."
+            f"Columns in seconds come from runs over {suite.timed} prompts, one image at a time, alternating with"
+            " vanilla AR; all other columns come from runs in batches."
         )
     if tests:
-        many = f"{beyond} of {tests} are beyond chance" if beyond else "none is beyond chance"
+        many = f"{significant} of {tests} are significant"
         yield (
             f"Differences from vanilla AR, paired by prompt, in {tests} values of quality: {many} (p <"
-            f" {1 - LEVEL:.2g} by Holm's adjustment over all tests of {COMPARED} or, of several seeds, over these)."
-            f" Every test, with intervals: {COMPARED}."
+            f" {1 - LEVEL:.2g} after Holm's adjustment over all tests of {COMPARED} or, with several seeds, over"
+            f" these). All tests, with intervals: {COMPARED}."
         )
     if seeds > 1 and suite.table.tests:
-        yield f"The tests between lines are seed by seed: {COMPARED}."
+        yield f"The tests between lines are made for each seed: {COMPARED}."
     yield from (f"Not compared with vanilla AR: {text}." for text in plan.uncompared[:3])
     yield from plan.left_out

@@ -3,8 +3,8 @@
     runs of quality: in batches, scored, no baseline; vanilla AR is one of them, decoded once per (model, prompts, seed)
     runs of seconds: one image at a time, alternating with vanilla AR prompt by prompt, not scored
 
-Every run has its own folder inside the suite's, and what is finished is read from there: whatever stops a suite, the
-same command goes on.
+Every run has its own folder inside the suite's folder, and finished runs are read from there. After any interruption,
+the same command continues.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from specbench.tables.measure import Cell, TableRun
 from specbench.tables.suite_files import Definition, Source
 
 FILE, ROWS, COMPARED = "suite.yaml", "suite.csv", "compared.csv"  # in a suite's folder; the first is its definition
-BATCH, TIMED = 16, 24  # by default: images decoded together, prompts of a timed run
-#: Of timed runs: nothing is scored, and no statistic of what is emitted is computed.
+BATCH, TIMED = 16, 24  # defaults: images decoded together, prompts of a timed run
+#: Parameters of timed runs: no scores, and no statistics of the emitted distribution.
 _SECONDS = {"batch": "1", "baseline": "true", "timing": "true", "metrics": "none", "emitted_draws": "0"}
-#: Of runs of quality. One image at a time is for seconds alone.
+#: Parameters of runs of quality. Only timed runs decode one image at a time.
 _QUALITY = {"baseline": "false", "timing": "false"}
 _PARTS_OF_METHODS = ("method", "variant", "drafter_weights", *parameters.PARTS)
 Values = Mapping[str, str]  # parameter -> its value as text
@@ -43,8 +43,8 @@ Values = Mapping[str, str]  # parameter -> its value as text
 
 @dataclass(frozen=True)
 class Suite:
-    """models, prompts: label -> parameters; shared: parameters of all runs; timed: prompts of a run of seconds, 0:
-    there are none."""
+    """models, prompts: label -> parameters; shared: parameters of all runs; timed: prompts of a timed run; 0: no timed
+    runs."""
 
     table: Table
     models: Mapping[str, Values]
@@ -66,8 +66,8 @@ class Suite:
 
 @dataclass(frozen=True, kw_only=True)
 class SuitePlan(Plan[TableRun]):
-    """The runs of a suite. left_out: why lines have none on some models; compared: the rows of `specbench compare` of
-    runs with their vanilla AR, after `gather`; uncompared: why some are missing."""
+    """The runs of a suite. left_out: why lines have no run on some models; compared: the rows of `specbench compare`
+    for runs and their vanilla AR, after `gather`; uncompared: why some are missing."""
 
     suite: Suite
     left_out: tuple[str, ...]
@@ -80,24 +80,25 @@ class SuitePlan(Plan[TableRun]):
 
 
 def read(source: Source, name: str) -> Suite:
-    """A suite from a file. UsageError for what it cannot hold."""
+    """The suite in a file. UsageError for invalid content."""
     keys, table = source.definition, catalog.table(name, source)
     if keys.rows_of != "run":
         raise source.fault(f"it shows rows of specbench {keys.rows_of}: draw it with specbench tables {name}")
     if len(set(keys.seeds)) < len(keys.seeds):
-        raise source.fault("seeds names one twice")
+        raise source.fault("seeds contains one seed twice")
 
     def entries(key: str, parameter: str) -> dict[str, Values]:
-        some = source.entries(key, parameter).items()
-        return {label: named(catalog.overrides(source, f"{key}: {label}", one)) for label, one in some}
+        labelled = source.entries(key, parameter).items()
+        return {label: named(catalog.overrides(source, f"{key}: {label}", values)) for label, values in labelled}
 
-    given = named(table.protocol)
+    protocol = named(table.protocol)
     models = entries("models", "model") or {table.model: {"model": table.model}}
     prompts = entries("prompts", "data") or {"": {}}
-    own = parameters.table()
-    seeds = keys.seeds or ((own["seed"].from_text("seed", given["seed"]),) if "seed" in given else ())
-    batch = own["batch"].from_text("batch", given.get("batch", "1"))
-    shared = {name: one for name, one in given.items() if name not in ("seed", "batch", "timing", "baseline", "n")}
+    declared = parameters.table()
+    seeds = keys.seeds or ((declared["seed"].from_text("seed", protocol["seed"]),) if "seed" in protocol else ())
+    batch = declared["batch"].from_text("batch", protocol.get("batch", "1"))
+    separate = ("seed", "batch", "timing", "baseline", "n")
+    shared = {name: value for name, value in protocol.items() if name not in separate}
     if keys.metrics is not None:
         shared |= named(catalog.overrides(source, "metrics", {"metrics": keys.metrics}))
     if not table.columns:
@@ -112,7 +113,7 @@ def read(source: Source, name: str) -> Suite:
 def _default_columns(
     keys: Definition, shared: Values, models: Mapping[str, Values], prompts: Mapping[str, Values]
 ) -> tuple[Column, ...]:
-    """Steps, seconds where they are measured, and what the metrics fill: by default those that its runs have."""
+    """Steps, seconds if they are measured, and the columns of the metrics; default: the metrics that its runs have."""
     columns = ["speedup_step", "accepted_length_mean"]
     columns += ["latency_s_mean", "speedup_latency"] if keys.timed else []
     default = {"metrics": parameters.default_choice("metrics")}
@@ -121,8 +122,10 @@ def _default_columns(
         run = of_world(chosen["model"], chosen)
         metrics = (default | run | named(configuration.implied(as_overrides(run))))["metrics"]
         for name in metrics.strip("[]").split(","):
-            some = parameters.declared("metrics", name.strip()) if name.strip() in parameters.choices("metrics") else ()
-            for metric in (one for one in parameters.single_metrics() if one in some):
+            names = (
+                parameters.declared("metrics", name.strip()) if name.strip() in parameters.choices("metrics") else ()
+            )
+            for metric in (m for m in parameters.single_metrics() if m in names):
                 columns += parameters.metric_columns(metric)
     return tuple(STANDARD.get(key) or row_column(key) for key in dict.fromkeys(columns))
 
@@ -131,9 +134,9 @@ def _default_columns(
 
 
 def plan(suite: Suite, out: Path) -> SuitePlan:
-    """The runs of a suite, and the rows of those that are finished in the folder `out`. Loads no model, writes nothing.
+    """The runs of a suite, and the rows of the finished ones in the folder `out`. Loads no model, writes nothing.
 
-    UsageError for a line that has no run, with its name.
+    UsageError, with its name, for a line that has no run.
     """
     runs: list[TableRun] = []
     left_out: list[str] = []
@@ -141,13 +144,13 @@ def plan(suite: Suite, out: Path) -> SuitePlan:
         for cell in suite.cells():
             lines = []
             for line in suite.table.lines:
-                own = _own(suite, line, cell)
-                if isinstance(own, str):
-                    left_out.append(own)
+                arguments = _parameters(suite, line, cell)
+                if isinstance(arguments, str):
+                    left_out.append(arguments)
                 else:
-                    lines.append((line, own))
+                    lines.append((line, arguments))
             fitting = of_world(suite.model(cell), suite.shared)
-            if foreign := as_overrides({name: one for name, one in suite.shared.items() if name not in fitting}):
+            if foreign := as_overrides({name: v for name, v in suite.shared.items() if name not in fitting}):
                 left_out.append(f"{cell.model} is a real model: its runs leave {' and '.join(sorted(foreign))} out")
             for timed in (False, True) if suite.timed else (False,):
                 runs += _of_cell(suite, cell, lines, out, timed)
@@ -156,36 +159,36 @@ def plan(suite: Suite, out: Path) -> SuitePlan:
     )
 
 
-def _own(suite: Suite, line: Line, cell: Cell) -> Values | str:
-    """A line's parameters on a model, or why it has none."""
+def _parameters(suite: Suite, line: Line, cell: Cell) -> Values | str:
+    """A line's parameters on a model, or the reason why it has no run there."""
     model = suite.model(cell)
-    own = line.on(model == suite.table.model)
-    if own is None:
+    values = line.on(model == suite.table.model)
+    if values is None:
         return f"{line.label}: {line.without}"
-    if suite.source.definition.seeds and "seed" in own:
-        raise UsageError(f"line {line.key} has a seed of its own: leave seeds out")
-    if foreign := [name for name in own if name in parameters.table() and name not in parameters.possible(model)]:
+    if suite.source.definition.seeds and "seed" in values:
+        raise UsageError(f"line {line.key} has its own seed: leave seeds out")
+    if foreign := [name for name in values if name in parameters.table() and name not in parameters.possible(model)]:
         return f"{line.label} has no run on {cell.model}, which has no {foreign[0]}"
-    method = own.get("method", "")
+    method = values.get("method", "")
     if method in parameters.choices("method") and model in parameters.choices("model"):
         fits, kind = parameters.kind("method", method), parameters.kind("model", model)
         if fits not in ("any", kind):
             return f"{line.label} has no run on {cell.model}, whose tokens are {kind}"
-    return own
+    return values
 
 
 def _of_cell(suite: Suite, cell: Cell, lines: Sequence[tuple[Line, Values]], out: Path, timed: bool) -> list[TableRun]:
-    """The runs of these lines, after the vanilla AR that they need: one for every sampling that some line has, unless a
+    """The runs of these lines, after the vanilla AR runs that they need: one for every sampling of the lines, unless a
     line is vanilla AR itself."""
-    runs: dict[str, tuple[TableRun, str]] = {}  # each with what its vanilla AR decodes, by what it decodes itself
-    vanillas: dict[str, TableRun] = {}  # by what they decode
+    runs: dict[str, tuple[TableRun, str]] = {}  # by `decodes`: the run, and the `decodes` of its vanilla AR
+    vanillas: dict[str, TableRun] = {}  # by `decodes`
     called = {line.key for line in suite.table.lines}
-    for line, own in lines:
-        sampling = _without_method(own, suite.baseline)
+    for line, values in lines:
+        sampling = _without_method(values, suite.baseline)
         differs = [f"{name}={value}" for name, value in sampling.items() if suite.shared.get(name) != value]
         reference = Line("vanilla", ", ".join(["vanilla", *differs]), None)
         try:
-            run = _planned(suite, cell, line, own, out, timed)
+            run = _planned(suite, cell, line, values, out, timed)
             vanilla = _planned(suite, cell, reference, {**suite.baseline, **sampling}, out, timed)
         except UsageError as e:
             raise UsageError(f"line {line.key} on {cell.model}: {e}") from None
@@ -205,32 +208,32 @@ def _of_cell(suite: Suite, cell: Cell, lines: Sequence[tuple[Line, Values]], out
     return [run.with_newest(_rows(run.folder / "row.csv")) for run in (*first, *others)]
 
 
-def _planned(suite: Suite, cell: Cell, line: Line, own: Values, out: Path, timed: bool) -> TableRun:
-    """The run of a line in its folder: more prompts, other metrics and another baseline add to what is there."""
+def _planned(suite: Suite, cell: Cell, line: Line, values: Values, out: Path, timed: bool) -> TableRun:
+    """The run of a line in its folder. More prompts, other metrics and another baseline reuse its images."""
     parts = [cell.model, cell.prompts, "" if cell.seed is None else f"seed{cell.seed}", "seconds" if timed else ""]
     home = out.joinpath(*map(_file_name, filter(None, parts)))
     needs = (SECONDS, EMITTED, *(() if timed else suite.table.needs))
     free = {"n": 1, "metrics": [], "reference": None, "baseline": False}
-    return TableRun.of(home, line, _arguments(suite, cell, own, timed), free, needs=needs, cell=cell)
+    return TableRun.for_line(home, line, _arguments(suite, cell, values, timed), free, needs=needs, cell=cell)
 
 
-def _without_method(own: Values, baseline: Values) -> dict[str, str]:
-    """A line's parameters that vanilla AR has, too: sampling, prompts, sizes."""
+def _without_method(values: Values, baseline: Values) -> dict[str, str]:
+    """The parameters of a line that vanilla AR has, too: sampling, prompts, sizes."""
     of_methods = {*parameters.method_parameters(), *_PARTS_OF_METHODS, *baseline}
-    return {name: value for name, value in own.items() if name not in of_methods}
+    return {name: value for name, value in values.items() if name not in of_methods}
 
 
-def _arguments(suite: Suite, cell: Cell, own: Values, timed: bool) -> list[str]:
-    """The overrides of a run: the model, what the line has, and the rest of what runs share."""
+def _arguments(suite: Suite, cell: Cell, values: Values, timed: bool) -> list[str]:
+    """The overrides of a run: the model, the line's parameters, and the remaining shared parameters."""
     model = suite.model(cell)
     shared = {**suite.models[cell.model], **of_world(model, suite.shared), **suite.prompts[cell.prompts]}
     shared |= {} if cell.seed is None else {"seed": str(cell.seed)}
     shared["n"] = str(suite.timed if timed else suite.table.n)
-    mine = {name: value for name, value in of_world(model, own).items() if name not in _QUALITY}
+    arguments = {name: value for name, value in of_world(model, values).items() if name not in _QUALITY}
     if timed:
-        mine |= _SECONDS | {name: value for name, value in mine.items() if name == "batch"}
-        mine.pop("n", None)
-    first = {name: value for name, value in shared.items() if name == "model"} | mine
+        arguments |= _SECONDS | {name: value for name, value in arguments.items() if name == "batch"}
+        arguments.pop("n", None)
+    first = {name: value for name, value in shared.items() if name == "model"} | arguments
     return as_overrides(first | shared | first)
 
 
@@ -242,7 +245,7 @@ def _rows(path: Path) -> list[Row]:
     try:
         return [as_cells(row) for row in read_rows(path)] if path.is_file() and has_runs(path) else []
     except UsageError:
-        return []  # the run itself says what is wrong
+        return []  # the run itself reports the mistake
 
 
 # --- running and comparing --------------------------------------------------------------------------------------------
@@ -251,8 +254,8 @@ def _rows(path: Path) -> list[Row]:
 def run(
     todo: SuitePlan, bench: Bench, say: Callable[[str], None], jobs: int = 1
 ) -> tuple[SuitePlan, UsageError | RunError | None]:
-    """Executes the runs without a row; one that fails stops no other. Then as `gather`; and the error where some
-    failed."""
+    """Executes the runs without a row; a failed run does not stop the others. Then calls `gather`. Returns the plan,
+    and the error if runs failed."""
     runner = PlanRunner(todo, bench, say, jobs, patient=True)
     failed: UsageError | RunError | None = None
     try:
@@ -265,36 +268,36 @@ def run(
 def gather(
     plan: SuitePlan, bench: Bench, ran: Collection[Path] = (), say: Callable[[str], None] = lambda text: None
 ) -> SuitePlan:
-    """With what each finished run is next to vanilla AR, kept in `ROWS` and `COMPARED`; ran: the folders of runs whose
-    comparisons are older than their rows."""
+    """Adds the comparison of each finished run with vanilla AR, and writes `ROWS` and `COMPARED`. ran: the folders of
+    runs whose stored comparisons are outdated."""
     from specbench.compare import wording
     from specbench.harness.row import against
     from specbench.harness.run import keep
 
-    there = {one.folder: one.row for one in plan.runs if one.row is not None}
-    for one in plan.runs:
-        if one.row is not None and not one.timed and one.reference in there:
-            versus = against(one.folder, one.reference, int(float(one.row["n"])))
-            there[one.folder] = {**one.row, **as_cells(versus)}
-    plan = plan.with_rows(there)
-    finished = {one.folder: one for one in plan.runs if one.row is not None}
+    rows = {run.folder: run.row for run in plan.runs if run.row is not None}
+    for run in plan.runs:
+        if run.row is not None and not run.timed and run.reference in rows:
+            versus = against(run.folder, run.reference, int(float(run.row["n"])))
+            rows[run.folder] = {**run.row, **as_cells(versus)}
+    plan = plan.with_rows(rows)
+    finished = {run.folder: run for run in plan.runs if run.row is not None}
     try:
         kept = wording.ROWS.read(plan.home / COMPARED)
     except UsageError:
         kept = []  # computed again
     runner, compared, uncompared = PlanRunner(plan, bench, say), list[Row](), dict[str, None]()
-    for other, one in _pairs(plan, finished):
-        ids = [there[run.folder].get("run_id", "") for run in (other, one)]
+    for other, run in _pairs(plan, finished):
+        ids = [rows[each.folder].get("run_id", "") for each in (other, run)]
         same: list[Row] = [row for row in kept if [row["run_a"], row["run_b"]] == ids]
-        if not same or one.folder in ran or other.folder in ran:
+        if not same or run.folder in ran or other.folder in ran:
             try:
-                same = runner.compare((other.label, other.folder), (one.label, one.folder))
+                same = runner.compare((other.label, other.folder), (run.label, run.folder))
             except UsageError as e:
                 uncompared[str(e)] = None
         compared += same
     if finished:
-        keep([(one.folder, one.row or {}) for one in finished.values() if not one.timed])
-        write_atomically(plan.home / ROWS, to_csv([one.row or {} for one in finished.values()]).encode())
+        keep([(run.folder, run.row or {}) for run in finished.values() if not run.timed])
+        write_atomically(plan.home / ROWS, to_csv([run.row or {} for run in finished.values()]).encode())
     adjusted = wording.readjusted(compared)
     if adjusted:
         write_atomically(plan.home / COMPARED, csv_text(wording.ROWS.columns, adjusted).encode())
@@ -302,14 +305,14 @@ def gather(
 
 
 def _pairs(plan: SuitePlan, finished: Mapping[Path, TableRun]) -> list[tuple[TableRun, TableRun]]:
-    """Every run after its vanilla AR, and the runs of the suite's own tests, in the order of `specbench compare`."""
-    quality = [one for one in finished.values() if not one.timed]
-    pairs = [(finished[one.reference], one) for one in quality if one.reference and one.reference in finished]
-    lines = {(one.cell, one.key): one for one in quality}
+    """Every run after its vanilla AR, and the runs of the suite's own tests, as arguments of `specbench compare`."""
+    quality = [run for run in finished.values() if not run.timed]
+    pairs = [(finished[run.reference], run) for run in quality if run.reference and run.reference in finished]
+    lines = {(run.cell, run.key): run for run in quality}
     for cell, test in itertools.product(plan.suite.cells(), plan.suite.table.tests):
-        other, one = lines.get((cell, test.other)), lines.get((cell, test.line))
-        if other is not None and one is not None and (other, one) not in pairs:
-            pairs.append((other, one))
+        other, run = lines.get((cell, test.other)), lines.get((cell, test.line))
+        if other is not None and run is not None and (other, run) not in pairs:
+            pairs.append((other, run))
     return pairs
 
 
@@ -317,21 +320,21 @@ def _pairs(plan: SuitePlan, finished: Mapping[Path, TableRun]) -> list[tuple[Tab
 
 
 def check_folder(out: Path) -> None:
-    """UsageError for a folder that holds a run, or other things, and no suite."""
+    """UsageError for a folder that has content but no suite, such as a run."""
     if not (out / FILE).is_file() and any(path.name != ".lock" for path in out.iterdir()):
         raise UsageError(f"{out} is not empty and holds no suite; choose another out=")
 
 
 def write_definition(suite: Suite, out: Path) -> None:
-    """Keeps the definition in the suite's folder, from which `status` and `resume` read it."""
-    held = {"name": suite.table.id, **suite.source.held}
-    text = yaml.safe_dump(held, sort_keys=False, allow_unicode=True, width=120)
+    """Stores the definition in the suite's folder, from which `status` and `resume` read it."""
+    content = {"name": suite.table.id, **suite.source.content}
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
     path = out / FILE
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         write_atomically(path, text.encode())
 
 
 def in_folder(out: Path) -> Suite:
-    """The suite of a folder. UsageError where there is none."""
+    """The suite in a folder. UsageError if it contains no suite."""
     source = suite_files.of_file(out / FILE)
     return read(source, source.definition.name or out.name)

@@ -1,4 +1,4 @@
-"""`specbench train drafter=...`: a drafter for a target, from examples to weights with their card."""
+"""`specbench train drafter=...`: trains a drafter for a target, and writes its weights and their card."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ NOTE = Path("state", "plan.json")
 
 
 @dataclass
-class Trained:
-    """The result of a training: the weights' file, their statistics, the number of training examples, the statistics of
-    each checkpoint's file, and the meaning of the statistics."""
+class TrainingResult:
+    """The result of a training: the file of the weights, their statistics, the number of training examples, checkpoint
+    file -> its statistics, and the meaning of the statistics."""
 
     file: Path
     statistics: dict[str, float]
@@ -52,69 +52,74 @@ class Trained:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`specbench train drafter=...`. Returns the exit status. Raises UsageError for bad arguments, absent weights or
-    data."""
-    chosen = plan(arguments)
-    together, device = processes()
-    cfg = {**chosen.cfg, "device": str(device)} if device else chosen.cfg
+    """`specbench train drafter=...`. Returns the exit status. Raises UsageError for bad arguments, and for missing
+    weights or data."""
+    training_plan = plan(arguments)
+    process_group, device = processes()
+    cfg = {**training_plan.cfg, "device": str(device)} if device else training_plan.cfg
     missing_weights.check(cfg)
     pipeline = Pipeline.load(cfg)
     try:
-        done = train(chosen, pipeline, together)
+        result = train(training_plan, pipeline, process_group)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped; run the same command to resume") from None
-    if together.is_main_process:
-        _card(chosen, pipeline, done, arguments)
-        print("  ".join(f"{name} {value:.4g}" for name, value in done.statistics.items()))
-        print(f"weights and card in {chosen.out}")
-        print(f"use them: specbench run {_use(chosen)}")
+    if process_group.is_main_process:
+        _card(training_plan, pipeline, result, arguments)
+        print("  ".join(f"{name} {value:.4g}" for name, value in result.statistics.items()))
+        print(f"weights and card in {training_plan.out}")
+        print(f"use them: specbench run {_use(training_plan)}")
     return 0
 
 
 class TrainingTask(Protocol):
-    """What a network learns, and how it is measured; the constructor makes the examples. rows, held: the indices of the
-    examples to train on, and of those held out; best: the statistic of the weights to keep, the last ones if empty;
-    before: statistics of the weights at the start; about: the meaning of the statistics."""
+    """The loss of a network and its statistics. The constructor makes the examples.
+
+    rows, held_out: indices of the training examples and of the held-out examples; best: the weights with the highest
+    value of this statistic are kept (empty: the last weights); before: statistics of the initial weights; about: the
+    meaning of the statistics.
+    """
 
     network: nn.Module
     rows: np.ndarray
-    held: np.ndarray
+    held_out: np.ndarray
     best: str
     before: dict[str, float]
     about: str
 
     def loss(self, batch: int) -> Loss:
-        """The loss over the examples `rows`, `batch` of them per step."""
+        """The loss on the examples `rows`, with `batch` examples per step."""
         ...
 
-    def validated(self) -> dict[str, float]:
+    def validate(self) -> dict[str, float]:
         """Statistics during the training."""
         ...
 
-    def reached(self, last: bool) -> dict[str, float]:
-        """Statistics of the network as a file holds it: with the last weights, or with those of a checkpoint."""
+    def final_statistics(self, last: bool) -> dict[str, float]:
+        """Statistics of the network with stored weights: the last weights or, with last = False, a checkpoint."""
         ...
 
 
-def _task(chosen: TrainingPlan, pipeline: Any, together: Processes) -> TrainingTask:
-    make = ContinuousTask if is_continuous(chosen["drafter"]) else DiscreteTask
-    task: TrainingTask = make(chosen, pipeline, _start(chosen), together)
+def _task(plan: TrainingPlan, pipeline: Any, process_group: Processes) -> TrainingTask:
+    make = ContinuousTask if is_continuous(plan["drafter"]) else DiscreteTask
+    task: TrainingTask = make(plan, pipeline, _start(plan), process_group)
     return task
 
 
-def train(chosen: TrainingPlan, pipeline: Pipeline | ContinuousPipeline, together: Processes | None = None) -> Trained:
-    """Train as planned; resume where an earlier call with the same plan stopped."""
-    together = together or Alone()
-    kind, out = chosen["drafter"], chosen.out
-    note = _note(chosen, pipeline.weights)
+def train(
+    plan: TrainingPlan, pipeline: Pipeline | ContinuousPipeline, process_group: Processes | None = None
+) -> TrainingResult:
+    """Train as planned. Resumes where an earlier call with the same plan stopped."""
+    process_group = process_group or Alone()
+    kind, out = plan["drafter"], plan.out
+    note = _note(plan, pipeline.weights)
     _check_note(out, note)
-    torch.manual_seed(chosen.cfg["seed"])
-    task = _task(chosen, pipeline, together)
-    if chosen["batch"] > len(task.rows):
+    torch.manual_seed(plan.cfg["seed"])
+    task = _task(plan, pipeline, process_group)
+    if plan["batch"] > len(task.rows):
         raise UsageError(
-            f"batch={chosen['batch']} is more than the {len(task.rows)} examples to train on; give a smaller one"
+            f"batch={plan['batch']} is more than the {len(task.rows)} examples to train on; give a smaller one"
         )
-    if together.is_main_process:
+    if process_group.is_main_process:
         write_atomically(out / NOTE, json.dumps(note, indent=1).encode())
 
     in_file = registry.network(kind).kind
@@ -123,72 +128,74 @@ def train(chosen: TrainingPlan, pipeline: Pipeline | ContinuousPipeline, togethe
         half = torch.bfloat16 if pipeline.model.dtype == torch.bfloat16 else torch.float16
         checkpoints.save(task.network, file, in_file, half)
 
-    def reached(file: Path, last: bool) -> dict[str, float]:
+    def final_statistics(file: Path, last: bool) -> dict[str, float]:
         checkpoints.fill(task.network, checkpoints.read(file, in_file)[1], file.name)
-        return task.reached(last)
+        return task.final_statistics(last)
 
-    kept = {step: out / f"step-{step}" / registry.DRAFTER_FILE for step in chosen["checkpoints"] or ()}
-    recipe = recipe_of(chosen, len(task.rows))
+    checkpoint_files = {step: out / f"step-{step}" / registry.DRAFTER_FILE for step in plan["checkpoints"] or ()}
+    recipe = recipe_of(plan, len(task.rows))
     spent = fit(
         kind,
         task.network,
         task.loss(recipe.batch),
         recipe,
         out / "state",
-        validation=Validation(task.validated, chosen["validate_every"], task.best),
-        checkpoints=Checkpoints(kept, lambda step: write(kept[step])),
-        together=together,
-        board=_board(out) if chosen["tensorboard"] and together.is_main_process else None,
+        validation=Validation(task.validate, plan["validate_every"], task.best),
+        checkpoints=Checkpoints(checkpoint_files, lambda step: write(checkpoint_files[step])),
+        process_group=process_group,
+        board=_board(out) if plan["tensorboard"] and process_group.is_main_process else None,
     )
     file = out / registry.DRAFTER_FILE
-    if not together.is_main_process:
-        return Trained(file, {}, len(task.rows))
+    if not process_group.is_main_process:
+        return TrainingResult(file, {}, len(task.rows))
     write(file)
-    before = {path: reached(path, last=False) for path in kept.values()}
+    by_checkpoint = {path: final_statistics(path, last=False) for path in checkpoint_files.values()}
     spent = {name: spent[name] for name in ("seconds", "images")}
-    return Trained(file, reached(file, last=True) | task.before | spent, len(task.rows), before, task.about)
+    return TrainingResult(
+        file, final_statistics(file, last=True) | task.before | spent, len(task.rows), by_checkpoint, task.about
+    )
 
 
-def recipe_of(chosen: TrainingPlan, rows: int) -> Recipe:
-    """The trainer's part of a plan, for so many examples to train on."""
-    steps = chosen["steps"] or max(1, round(chosen["epochs"] * rows / chosen["batch"]))
+def recipe_of(plan: TrainingPlan, rows: int) -> Recipe:
+    """The trainer's recipe of a plan. rows: number of training examples."""
+    steps = plan["steps"] or max(1, round(plan["epochs"] * rows / plan["batch"]))
     names = "batch lr warmup schedule weight_decay clip ema save_every muon accumulate precision".split()
-    given: dict[str, Any] = {name: chosen[name] for name in names}
-    parts = chosen["accumulate"]
-    if chosen["batch"] < parts:
-        raise UsageError(f"accumulate={parts} passes cannot share batch={chosen['batch']} examples; give a smaller one")
-    return Recipe(steps=steps, betas=(chosen["beta1"], chosen["beta2"]), seed=chosen.cfg["seed"], **given)
+    settings: dict[str, Any] = {name: plan[name] for name in names}
+    parts = plan["accumulate"]
+    if plan["batch"] < parts:
+        raise UsageError(f"accumulate={parts} passes cannot share batch={plan['batch']} examples; give a smaller one")
+    return Recipe(steps=steps, betas=(plan["beta1"], plan["beta2"]), seed=plan.cfg["seed"], **settings)
 
 
-def _start(chosen: TrainingPlan) -> Path | None:
-    """The weights that a training starts from."""
-    if not (given := chosen["start"]):
+def _start(plan: TrainingPlan) -> Path | None:
+    """The weights that the training starts from."""
+    if not (start := plan["start"]):
         return None
-    if registry.is_embedded(given):
-        return registry.network(chosen["drafter"]).path(given)
-    path = home.expanded(given)
+    if registry.is_embedded(start):
+        return registry.network(plan["drafter"]).path(start)
+    path = home.expanded(start)
     if not path.exists():
-        raise UsageError(f"start: there is no folder '{path}' of a drafter's weights")
+        raise UsageError(f"start: the folder '{path}' of a drafter's weights does not exist")
     return path
 
 
-def _note(chosen: TrainingPlan, weights: str) -> dict[str, Any]:
-    """The identity of a training, so that a later command cannot resume another training's state."""
+def _note(plan: TrainingPlan, weights: str) -> dict[str, Any]:
+    """The identity of a training: a command with another identity cannot resume its state."""
     names = ("model", "seed", "dtype", "data", "split", *SAMPLING)
-    own = {name: value for name, value in chosen.arguments.items() if name not in WHERE}
-    if start := _start(chosen):
-        own["start"] = registry.digest(*registry.drafter_files(start))
-    return own | {name: chosen.cfg[name] for name in names if name in chosen.cfg} | {"weights": weights}
+    arguments = {name: value for name, value in plan.arguments.items() if name not in WHERE}
+    if start := _start(plan):
+        arguments["start"] = registry.digest(*registry.drafter_files(start))
+    return arguments | {name: plan.cfg[name] for name in names if name in plan.cfg} | {"weights": weights}
 
 
 def _check_note(out: Path, note: dict[str, Any]) -> None:
     if not (out / NOTE).exists():
         return
     begin = f"give another out=, or remove {out / 'state'} to start again"
-    before = read_json(out / NOTE, dict, begin)
-    changed = [k for k in sorted({*note, *before}) if note.get(k) != before.get(k)]
+    stored = read_json(out / NOTE, dict, begin)
+    changed = [k for k in sorted({*note, *stored}) if note.get(k) != stored.get(k)]
     if changed:
-        differing = ", ".join(f"{k}={before.get(k)}" for k in changed)
+        differing = ", ".join(f"{k}={stored.get(k)}" for k in changed)
         raise UsageError(f"{out} has a training with {differing}: resume it with the same arguments, {begin}")
 
 
@@ -200,50 +207,45 @@ def _board(out: Path) -> Any:
     return SummaryWriter(str(out / "tensorboard"))
 
 
-def _use(chosen: TrainingPlan) -> str:
+def _use(plan: TrainingPlan) -> str:
     """The arguments of a run with the trained drafter."""
-    model = chosen.cfg["model"]
+    model = plan.cfg["model"]
     arguments = [f"model={model}"] if model != parameters.default_choice("model") else []
-    return shlex.join(
-        [*arguments, f"method={registry.network(chosen['drafter']).method}", f"drafter_weights={chosen.out}"]
-    )
+    return shlex.join([*arguments, f"method={registry.network(plan['drafter']).method}", f"drafter_weights={plan.out}"])
 
 
-def _card(chosen: TrainingPlan, pipeline: Any, done: Trained, arguments: Sequence[str]) -> None:
+def _card(plan: TrainingPlan, pipeline: Any, result: TrainingResult, arguments: Sequence[str]) -> None:
     """card.md next to the weights: their identity, training data, recipe and results."""
     where = origin.environment(pipeline.device)
-    source = {"self": "drawn by the target", "pairs": "images with captions, by the model's tokenizer"}[
-        chosen["source"]
-    ]
-    before = done.checkpoints
-    sampling = ", ".join(f"{name}={chosen.cfg[name]}" for name in SAMPLING if name in chosen.cfg)
+    source = {"self": "drawn by the target", "pairs": "images with captions, by the model's tokenizer"}[plan["source"]]
+    checkpoints = result.checkpoints
+    sampling = ", ".join(f"{name}={plan.cfg[name]}" for name in SAMPLING if name in plan.cfg)
     terms = [
-        f"# {chosen['drafter']} for {chosen.cfg['model']}",
+        f"# {plan['drafter']} for {plan.cfg['model']}",
         "",
         f"`specbench train {shlex.join(arguments)}`",
         "",
-        f"- Made {time.strftime('%Y-%m-%d', time.gmtime())} by specbench {where['specbench']}, commit"
+        f"- Trained on {time.strftime('%Y-%m-%d', time.gmtime())} by specbench {where['specbench']}, commit"
         f" {where['commit']}, on {where['device_name']} (torch {where['torch']}).",
-        f"- Target: {chosen.cfg['model']}, weights {pipeline.weights}.",
-        f"- Examples: {done.examples} for training, {source} (data={chosen.cfg['data']}"
-        + (f", images={Path(chosen['images']).name}" if chosen["images"] else "")
-        + f", seed={chosen.cfg['seed']}).",
-        f"- Weights: `{done.file.name}`, SHA-256 {sha256_file(done.file)}.",
-        f"- Use: `specbench run {_use(chosen)}`",
+        f"- Target: {plan.cfg['model']}, weights {pipeline.weights}.",
+        f"- Examples: {result.examples} for training, {source} (data={plan.cfg['data']}"
+        + (f", images={Path(plan['images']).name}" if plan["images"] else "")
+        + f", seed={plan.cfg['seed']}).",
+        f"- Weights: `{result.file.name}`, SHA-256 {sha256_file(result.file)}.",
+        f"- Use: `specbench run {_use(plan)}`",
         "",
         "| statistic | value |",
         "|---|---|",
-        *(f"| {name} | {value:.4g} |" for name, value in done.statistics.items()),
-        *(f"| {f.parent.name} | " + ", ".join(f"{k} {v:.4g}" for k, v in s.items()) + " |" for f, s in before.items()),
+        *(f"| {name} | {value:.4g} |" for name, value in result.statistics.items()),
+        *(
+            f"| {f.parent.name} | " + ", ".join(f"{k} {v:.4g}" for k, v in s.items()) + " |"
+            for f, s in checkpoints.items()
+        ),
         "",
-        done.about.format(sampling=sampling),
+        result.about.format(sampling=sampling),
         "",
         "| recipe | value |",
         "|---|---|",
-        *(
-            f"| {name} | {value} |"
-            for name, value in chosen.arguments.items()
-            if name not in WHERE and value is not None
-        ),
+        *(f"| {name} | {value} |" for name, value in plan.arguments.items() if name not in WHERE and value is not None),
     ]
-    write_atomically(chosen.out / "card.md", ("\n".join(terms) + "\n").encode())
+    write_atomically(plan.out / "card.md", ("\n".join(terms) + "\n").encode())

@@ -1,4 +1,4 @@
-"""`specbench convert`: an EAGLE drafter from this project's own format to LANTERN's layout, and back."""
+"""`specbench convert`: converts an EAGLE drafter from specbench's format to LANTERN's layout, and back."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ LANTERN_FILES = ("config.json", "pytorch_model.bin")
 
 
 def converted(cfg: Mapping[str, Any], out: Path) -> list[Path]:
-    """Writes the EAGLE drafter at drafter_weights= of a run's configuration in the other layout, into the folder `out`:
-    its files. Of the target, only the shape is used. UsageError for a drafter that has no such layout."""
+    """Writes the EAGLE drafter at drafter_weights= of a run's configuration in the other layout into the folder `out`.
+    Returns the files. Only the shape of the target is used. Raises UsageError for other drafters."""
     head, dtype = _stored(cfg)
-    if drafters.own_file(Path(cfg["drafter_weights"])) is None:
+    if drafters.specbench_file(Path(cfg["drafter_weights"])) is None:
         checkpoints.save(head, out / registry.DRAFTER_FILE, "eagle", dtype)
         return [out / registry.DRAFTER_FILE]
     config, tensors = drafters.exported(head, dtype)
@@ -36,7 +36,7 @@ def converted(cfg: Mapping[str, Any], out: Path) -> list[Path]:
 
 
 def _stored(cfg: Mapping[str, Any]) -> tuple[EagleNetwork, torch.dtype]:
-    """The drafter in float32, and the number format it was stored in."""
+    """The drafter in float32, and the dtype of its file."""
     shape_alone = cfg["model"] in registry.model_sources()
     bundle = registry.find("model", cfg["model"])(cfg, torch.device("meta" if shape_alone else "cpu"), torch.float32)
     bundle.device = torch.device("cpu")

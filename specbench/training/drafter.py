@@ -1,4 +1,5 @@
-"""What a drafter of discrete tokens learns from a frozen target, and what predicts its accepted length."""
+"""Loss of a drafter of discrete tokens that learns from a frozen target, and statistics that predict its accepted
+length."""
 
 from __future__ import annotations
 
@@ -26,11 +27,12 @@ from specbench.training.trainer import Loss, MicroStep, Processes
 class LossTerms:
     """The terms of the loss.
 
-    dropout: share of sequences without their prompt, since guidance drafts those, too; noise: half-width of uniform
-    noise on the target's hidden states, against the drafter's own errors; cross, regression: weights of the
-    cross-entropy and of the smooth L1 distance to the target's hidden states (EAGLE's two terms); unroll_steps: of an
-    EAGLE drafter's training on its own outputs; decay: weight of an unroll step, or of a Medusa head, relative to
-    the one before; labels: the cross-entropy is to the target's distribution, or to the token of the sequence.
+    dropout: share of sequences without their prompt, because guidance also drafts those; noise: half-width of uniform
+    noise on the target's hidden states, which makes the drafter robust to its own errors; cross, regression: weights of
+    the cross-entropy and of the smooth L1 distance to the target's hidden states (EAGLE's two terms); unroll_steps:
+    number of steps that an EAGLE drafter learns on its own outputs; decay: weight of an unroll step, or of a Medusa
+    head, relative to the previous one; labels: the cross-entropy is to the target's distribution, or to the token of
+    the sequence.
     """
 
     dropout: float = 0.1
@@ -43,7 +45,7 @@ class LossTerms:
 
 
 class Order:
-    """The examples of each step: all of them once per epoch, in an order keyed by (seed, epoch)."""
+    """The examples of each step: all examples once per epoch, in an order keyed by (seed, epoch)."""
 
     def __init__(self, count: int, batch: int, seed: int) -> None:
         self.count, self.batch, self.seed = count, batch, seed
@@ -65,7 +67,8 @@ PLAIN = Sampling()  # temperature 1, no guidance, no filter
 
 
 def _batch(dataset: Dataset, rows: np.ndarray, drop: np.ndarray, sampling: Sampling) -> Batch:
-    """Of examples `rows` (n,); with guidance 2n sequences: all with their prompt, then all without, and no `drop`."""
+    """The batch of examples `rows` (n,). With guidance, 2n sequences: all with their prompt, then all without; `drop`
+    is ignored."""
     if not sampling.guided:
         return dataset.batch(rows, drop)
     return dataset.batch(np.tile(rows, 2), np.repeat([False, True], len(rows)))
@@ -79,8 +82,8 @@ def loss_of(
     terms: LossTerms,
     guidance: Sampling = PLAIN,
 ) -> Loss:
-    """The loss of a training over the examples `rows`; see `LossTerms`. With guidance the cross-entropy is that of the
-    drafter's guided distribution to the target's."""
+    """The loss of a training on the examples `rows`; see `LossTerms`. With guidance, the cross-entropy is between the
+    guided distributions of drafter and target."""
     head, free = training.head, training.head.free
     order: Order | None = None
 
@@ -88,8 +91,8 @@ def loss_of(
         nonlocal order
         order = order or Order(len(rows), batch_size, micro_step.seed)
         picks, drop = rows[order(micro_step.step)], micro_step.rng.uniform(size=batch_size) < terms.dropout
-        own = slice(micro_step.part, None, micro_step.parts)
-        batch = _batch(dataset, picks[own], drop[own], guidance)
+        part = slice(micro_step.part, None, micro_step.parts)
+        batch = _batch(dataset, picks[part], drop[part], guidance)
         noisy, like = batch, batch.hidden
         generator = micro_step.generator(like.device)
         if terms.noise:
@@ -97,16 +100,16 @@ def loss_of(
             noisy = Batch(batch.tokens, like + (2 * shake - 1) * terms.noise, batch.ids, batch.valid, batch.given)
         total, statistics = torch.zeros((), device=free.device), dict[str, float]()
         for j, drafted in enumerate(training.draft(noisy, training.depth(terms.unroll_steps), generator)):
-            wanted, probs, where = _wanted(batch, drafted, head, free, guidance)
+            target_hidden, probs, where = _target_outputs(batch, drafted, head, free, guidance)
             log_q = guidance.apply_guidance(drafted.logits).log_softmax(-1)
             if terms.labels == "distribution":
                 cross = -(probs * log_q).sum(-1)
-            else:  # the grammar's own tokens are masked; any code will do there
+            else:  # the grammar's tokens are masked, so any code can replace them
                 labels = batch.tokens[: len(log_q), drafted.positions].clamp_max(log_q.shape[-1] - 1)
                 cross = -log_q.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
             value = terms.cross * _mean(cross, where)
             if terms.regression and drafted.features is not None:
-                value = value + terms.regression * F.smooth_l1_loss(drafted.features.float(), wanted.float())
+                value = value + terms.regression * F.smooth_l1_loss(drafted.features.float(), target_hidden.float())
             total = total + terms.decay**j * value
             if j == 0:
                 statistics["tv"] = float(_mean(_tv(probs, log_q.detach().exp()), where))
@@ -115,11 +118,11 @@ def loss_of(
     return loss
 
 
-def _wanted(
+def _target_outputs(
     batch: Batch, drafted: DraftLogits, head: TargetHead, free: Tensor, sampling: Sampling
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The target's hidden states and distributions at the positions of a guess, and which of these hold codes."""
-    before = batch.valid.shape[1] - 1 + drafted.positions  # a token's distribution is that of the position before
+    """The target's hidden states and distributions at the drafted positions, and which of these have codes."""
+    before = batch.valid.shape[1] - 1 + drafted.positions  # the previous position predicts a token
     with torch.no_grad():
         hidden = batch.hidden[:, before, : head.target.block.dim]
         probs = sampling.probs(sampling.apply_guidance(head.logits(hidden)))
@@ -127,7 +130,7 @@ def _wanted(
 
 
 def _mean(values: Tensor, where: Tensor) -> Tensor:
-    """Of values (N, n) at the positions `where` (n,) bool."""
+    """The mean of values (N, n) at the positions `where` (n,) bool."""
     return (values * where).sum() / (where.sum() * len(values)).clamp_min(1)
 
 
@@ -140,51 +143,57 @@ def evaluate(
     batch_size: int = 64,
     sampling: Sampling = PLAIN,
 ) -> dict[str, float]:
-    """The distance of a drafter from the target, both under `sampling`, one token after the target's last hidden state:
+    """The distance of a drafter from the target under `sampling`, one token after the target's last hidden state.
 
-    tv: mean total variation of their distributions, tv_stderr: its standard error over the examples; top1_agreement,
-    top3: the target's top-1 token is the drafter's top-1, or among its three most probable. With depth > 1 also tv_2
-    ...: the total variation at later positions, on the drafter's own outputs along the given sequence. tv_unguided, of
-    another sampling than `PLAIN`: the first total variation at temperature 1 without guidance and filters.
+    tv: mean total variation between their distributions; tv_stderr: its standard error over the examples;
+    top1_agreement, top3: shares of positions where the target's top-1 token is the drafter's top-1, or in its top 3.
+    With depth > 1 also tv_2, ...: the total variation at later positions, on the drafter's own outputs along the given
+    sequence. tv_unguided, if `sampling` is not `PLAIN`: the total variation at temperature 1, without guidance and
+    filters.
     """
     head, free = training.head, training.head.free
     values: dict[str, list[Tensor]] = {}
     rows = np.asarray(rows)
     for i in range(0, len(rows), batch_size):
-        some = rows[i : i + batch_size]
-        batch = _batch(dataset, some, np.zeros(len(some), dtype=bool), sampling)
-        found: dict[str, Tensor] = {}
+        part = rows[i : i + batch_size]
+        batch = _batch(dataset, part, np.zeros(len(part), dtype=bool), sampling)
+        statistics: dict[str, Tensor] = {}
         for j, drafted in enumerate(training.draft(batch, depth)):
-            _, p, where = _wanted(batch, drafted, head, free, sampling)
+            _, p, where = _target_outputs(batch, drafted, head, free, sampling)
             guided = sampling.apply_guidance(drafted.logits)
-            found["tv" if j == 0 else f"tv_{j + 1}"] = _each(_tv(p, sampling.probs(guided)), where)
+            statistics["tv" if j == 0 else f"tv_{j + 1}"] = _example_means(_tv(p, sampling.probs(guided)), where)
             if j == 0:
                 hits = guided.topk(min(3, guided.shape[-1]), dim=-1).indices == p.argmax(-1, keepdim=True)
-                found["top1_agreement"], found["top3"] = _each(hits[..., 0], where), _each(hits.any(-1), where)
+                statistics["top1_agreement"], statistics["top3"] = (
+                    _example_means(hits[..., 0], where),
+                    _example_means(hits.any(-1), where),
+                )
                 if sampling != PLAIN:
-                    plain = _wanted(batch, drafted, head, free, PLAIN)[1]
-                    found["tv_unguided"] = _each(_tv(plain, PLAIN.probs(drafted.logits)), where)[: len(some)]
-        for name, each in found.items():
-            values.setdefault(name, []).append(each)
-    together = {name: torch.cat(parts).double() for name, parts in values.items()}
-    means = {name: float(each.mean()) for name, each in together.items()}
-    return means | {"tv_stderr": float(together["tv"].std() / len(rows) ** 0.5) if len(rows) > 1 else 0.0}
+                    plain = _target_outputs(batch, drafted, head, free, PLAIN)[1]
+                    statistics["tv_unguided"] = _example_means(_tv(plain, PLAIN.probs(drafted.logits)), where)[
+                        : len(part)
+                    ]
+        for name, per_example in statistics.items():
+            values.setdefault(name, []).append(per_example)
+    merged = {name: torch.cat(parts).double() for name, parts in values.items()}
+    means = {name: float(per_example.mean()) for name, per_example in merged.items()}
+    return means | {"tv_stderr": float(merged["tv"].std() / len(rows) ** 0.5) if len(rows) > 1 else 0.0}
 
 
 def _tv(p: Tensor, q: Tensor) -> Tensor:
     return 0.5 * (p - q).abs().sum(-1)
 
 
-def _each(values: Tensor, where: Tensor) -> Tensor:
+def _example_means(values: Tensor, where: Tensor) -> Tensor:
     """Means (N,) of values (N, n) over the positions `where` (n,) bool."""
     return (values * where).sum(1) / where.sum().clamp_min(1)
 
 
-HELD = 1000  # held-out examples of a validation, at most
+HELD = 1000  # maximal number of held-out examples of a validation
 
 
 class DiscreteTask:
-    """As of `command.TrainingTask`."""
+    """See `command.TrainingTask`."""
 
     about = (
         "tv: mean total variation to the target's distribution, one token after the target's last hidden state (tv_2"
@@ -193,34 +202,34 @@ class DiscreteTask:
         " under {sampling}; tv_unguided: at temperature 1 without guidance and filters."
     )
 
-    def __init__(self, chosen: TrainingPlan, pipeline: Pipeline, start: Path | None, together: Processes) -> None:
-        self.chosen, self.pipeline = chosen, pipeline
-        bundle, kind = pipeline.model, chosen["drafter"]
-        network = bundle.trained(kind, start) if start else bundle.untrained(kind, chosen["heads"])
+    def __init__(self, plan: TrainingPlan, pipeline: Pipeline, start: Path | None, process_group: Processes) -> None:
+        self.plan, self.pipeline = plan, pipeline
+        bundle, kind = pipeline.model, plan["drafter"]
+        network = bundle.trained(kind, start) if start else bundle.untrained(kind, plan["heads"])
         self.network = network.to(pipeline.device, torch.float32).requires_grad_(True)
         aux_hidden_layers = getattr(network.cfg, "aux_hidden_layers", ())
         target = bundle.target.with_aux_hidden_layers(aux_hidden_layers) if aux_hidden_layers else bundle.target
         self.target = target.requires_grad_(False)
-        self.found = examples.make(chosen, pipeline, aux_hidden_layers, together)
-        self.rows, self.held = self.found.split(chosen["held_out"])
-        self.dataset = self.found.dataset(self.target)
+        self.data = examples.make(plan, pipeline, aux_hidden_layers, process_group)
+        self.rows, self.held_out = self.data.split(plan["held_out"])
+        self.dataset = self.data.dataset(self.target)
         declared = registry.network(kind)
         self.training: Training = pkgutil.resolve_name(declared.training)(network, TargetHead(self.target))
-        if chosen["freeze"]:
+        if plan["freeze"]:
             self.training.freeze()
-        self.guidance = Sampling(cfg_scale=chosen.cfg["cfg_scale"]) if chosen["guided"] else PLAIN
-        self.best = "" if chosen["keep"] == "last" else chosen["keep"]
+        self.guidance = Sampling(cfg_scale=plan.cfg["cfg_scale"]) if plan["guided"] else PLAIN
+        self.best = "" if plan["keep"] == "last" else plan["keep"]
         self.before: dict[str, float] = {}
 
     def loss(self, batch: int) -> Loss:
-        terms = LossTerms(**{name: self.chosen[name] for name in LossTerms.__dataclass_fields__})
+        terms = LossTerms(**{name: self.plan[name] for name in LossTerms.__dataclass_fields__})
         return loss_of(self.training, self.dataset, self.rows, batch, terms, self.guidance)
 
-    def validated(self) -> dict[str, float]:
-        return evaluate(self.training, self.dataset, self.held[:HELD], sampling=self.guidance)
+    def validate(self) -> dict[str, float]:
+        return evaluate(self.training, self.dataset, self.held_out[:HELD], sampling=self.guidance)
 
-    def reached(self, last: bool) -> dict[str, float]:
-        """Under the guidance and sampling of a run; of the last weights also at later positions."""
-        live, sampling = self.found.live(self.target), self.pipeline.config.sampling
+    def final_statistics(self, last: bool) -> dict[str, float]:
+        """With the guidance and sampling of a run. For the last weights, also at later positions."""
+        live, sampling = self.data.live(self.target), self.pipeline.config.sampling
         depth = self.training.evaluated if last else 1
-        return evaluate(self.training, live, self.held[:HELD], depth, self.chosen["decode_batch"], sampling)
+        return evaluate(self.training, live, self.held_out[:HELD], depth, self.plan["decode_batch"], sampling)

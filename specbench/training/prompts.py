@@ -1,4 +1,4 @@
-"""The prompts of training examples, and where their images come from."""
+"""The prompts and images of training examples."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from specbench.storage import home, image_files
 from specbench.storage.reading import read_text
 from specbench.training.recipes import TrainingPlan
 
-_UNSEEN = 1  # seed of pictures that the embedded models were not trained on
+_UNSEEN = 1  # a seed whose pictures the embedded models were not trained on
 
 
 @dataclass(frozen=True)
 class ExamplePrompt:
-    """A prompt, its stable name, and the function that gives its image; None: the target draws it."""
+    """A prompt, its stable name, and the function that returns its image. None: the target draws the image."""
 
     name: str
     prompt: str
@@ -30,15 +30,16 @@ class ExamplePrompt:
 
 
 def pairs(plan: TrainingPlan, classes: int) -> list[ExamplePrompt]:
-    """The examples' prompts and images, in an order keyed by the seed; classes: the number of a class-conditional
-    model's classes, else 0. UsageError where there are no images, or captions for them, or only one."""
-    found = _found(plan, classes)
-    if len(found) < 2:
-        raise UsageError(f"there are {len(found)} examples here; a training needs at least two")
-    return found
+    """The examples' prompts and images, in an order keyed by the seed. classes: the number of classes of a
+    class-conditional model, else 0. Raises UsageError for missing images or captions, and for fewer than two
+    examples."""
+    examples = _examples(plan, classes)
+    if len(examples) < 2:
+        raise UsageError(f"a training needs at least two examples, not {len(examples)}")
+    return examples
 
 
-def _found(plan: TrainingPlan, classes: int) -> list[ExamplePrompt]:
+def _examples(plan: TrainingPlan, classes: int) -> list[ExamplePrompt]:
     cfg = plan.cfg
     if plan["source"] == "self":
         return [ExamplePrompt(item.id, item.prompt) for item in data.load({**cfg, "n": plan["n"]})]
@@ -52,16 +53,16 @@ def _found(plan: TrainingPlan, classes: int) -> list[ExamplePrompt]:
             ]
         if cfg["data"] not in worlds.NAMES:
             raise UsageError(
-                f"source=pairs needs images, and data={cfg['data']} has none of its own: name their folder with"
+                f"source=pairs needs images, but data={cfg['data']} has no images: name their folder with"
                 " images=DIR, or let the target draw them with source=self"
             )
         drawn = (worlds.world(cfg["data"]).sample(cfg["split"], i) for i in range(plan["n"]))
         return [ExamplePrompt(str(s.index), s.caption, _Drawn(cfg["data"], cfg["split"], s.index)) for s in drawn]
     folder = home.expanded(plan["images"])
     if not folder.is_dir():
-        raise UsageError(f"images: there is no folder {folder}")
-    found = _captioned(folder, classes, cfg)
-    return sorted(found, key=lambda p: key("subset", cfg["seed"], p.name))[: plan["n"]]
+        raise UsageError(f"images: the folder {folder} does not exist")
+    captioned = _captioned(folder, classes, cfg)
+    return sorted(captioned, key=lambda p: key("subset", cfg["seed"], p.name))[: plan["n"]]
 
 
 @dataclass(frozen=True)
@@ -85,11 +86,11 @@ class _Portrait:
 
 
 def _captioned(folder: Path, classes: int, cfg: Mapping[str, Any]) -> list[ExamplePrompt]:
-    """The images of a folder with their captions: from .txt files next to them, from sub-folders in their order (a
-    class each), or from the data set of the images."""
+    """The images of a folder with their captions: from .txt files next to them, from sub-folders (one per class, in
+    order), or from the data set of the images."""
     files = image_files.find(folder)
     if not files:
-        raise UsageError(f"images: {folder} holds no images")
+        raise UsageError(f"images: {folder} contains no images")
 
     def reads(path: Path) -> Callable[[], np.ndarray]:
         return lambda: image_files.read(path)
@@ -101,31 +102,31 @@ def _captioned(folder: Path, classes: int, cfg: Mapping[str, Any]) -> list[Examp
         groups = sorted({path.relative_to(folder).parts[0] for path in files if path.parent != folder})
         if not 0 < len(groups) <= classes or any(path.parent == folder for path in files):
             raise UsageError(
-                f"images: {folder} must hold one sub-folder per class, {classes} at most, and no images next to them"
+                f"images: {folder} must have one sub-folder per class, at most {classes}, and no images next to them"
                 f" (it has {len(groups)})"
             )
-        of = {group: str(i) for i, group in enumerate(groups)}
-        return [ExamplePrompt(name(path), of[path.relative_to(folder).parts[0]], reads(path)) for path in files]
+        class_of = {group: str(i) for i, group in enumerate(groups)}
+        return [ExamplePrompt(name(path), class_of[path.relative_to(folder).parts[0]], reads(path)) for path in files]
     if files[0].with_suffix(".txt").is_file():
-        found = []
+        captioned = []
         for path in files:
             text = read_text(path.with_suffix(".txt")).strip()
             if not text:
                 raise UsageError(f"{path.with_suffix('.txt')} is empty; write the image's caption there")
-            found.append(ExamplePrompt(name(path), " ".join(text.split()), reads(path)))
-        return found
+            captioned.append(ExamplePrompt(name(path), " ".join(text.split()), reads(path)))
+        return captioned
     items = (
         [item for item in data.load({**cfg, "n": None}) if item.reference] if cfg["data"] not in worlds.NAMES else []
     )
     by_name = {path.name: path for path in files}
-    found = [
+    captioned = [
         ExamplePrompt(item.id, item.prompt, reads(by_name[item.reference]))
         for item in items
         if item.reference in by_name
     ]
-    if not found:
+    if not captioned:
         raise UsageError(
-            f"images: no caption was found for the images in {folder}: put NAME.txt next to NAME.jpg, or name their"
-            " data set with data="
+            f"images: the images in {folder} have no captions: put NAME.txt next to NAME.jpg, or name their data set"
+            " with data="
         )
-    return found
+    return captioned

@@ -1,7 +1,7 @@
-"""A small, resumable training loop, independent of images: a stage is a module, a loss and a recipe.
+"""A small training loop that can be resumed. A stage is a module, a loss and a recipe.
 
-Every step draws from a generator seeded by (recipe seed, step), so a killed run resumes with the same batches.
-Several processes, started by `accelerate launch`, share a step's batch.
+Every step draws from a generator seeded by (recipe seed, step), so a killed run resumes with the same batches. Several
+processes, started by `accelerate launch`, share the batch of a step.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from specbench.storage.files import atomic_path, write_atomically
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one stage is trained. `steps` counts optimiser steps of `batch` examples, which `accumulate` passes share;
-    `lr` is the peak after `warmup` steps, then a cosine to 5 % or a line to 0."""
+    """How a stage is trained. steps: optimiser steps of `batch` examples, in `accumulate` passes; lr: the peak learning
+    rate, reached after `warmup` steps and followed by a cosine to 5 % or a line to 0."""
 
     steps: int
     batch: int
@@ -39,7 +39,7 @@ class Recipe:
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = 1.0
-    ema: float = 0.0  # decay of a shadow copy that replaces the weights at the end; 0 = none
+    ema: float = 0.0  # decay of the moving average that replaces the weights at the end; 0: no average
     seed: int = 0
     save_every: int = 250
     muon: bool = False  # Muon for the blocks' matrices, AdamW for the rest: fewer images for the same loss
@@ -61,7 +61,7 @@ BLOCKS = ("layers.", "query_layers.", "encoder_blocks.", "decoder_blocks.")
 
 @dataclass(frozen=True)
 class MicroStep:
-    """One pass of a training step: index `part` of `parts` over all processes, which share the step's batch."""
+    """One pass of a training step: pass `part` of `parts` passes, over all processes, that share the step's batch."""
 
     step: int
     seed: int
@@ -70,11 +70,11 @@ class MicroStep:
 
     @property
     def rng(self) -> np.random.Generator:
-        """The generator of draws that all parts share."""
+        """A generator with the same draws in all parts."""
         return np.random.Generator(np.random.Philox(key=[self.seed, self.step]))
 
     def generator(self, device: torch.device) -> torch.Generator:
-        """A generator of this part's own."""
+        """A generator with draws for this part only."""
         key = np.random.SeedSequence([self.seed, self.step, self.part]).generate_state(1, np.uint64)[0]
         return torch.Generator(device).manual_seed(int(key >> 1))
 
@@ -85,8 +85,8 @@ Loss = Callable[[MicroStep], tuple[Tensor, dict[str, float]]]
 
 @dataclass(frozen=True)
 class Validation:
-    """statistics() every `every` steps; with `best`, the result has the weights with the highest statistic of that
-    name, else the last ones."""
+    """Calls statistics() every `every` steps. The final weights are those with the highest value of the statistic
+    `best` or, if `best` is empty, the last weights."""
 
     statistics: Callable[[], dict[str, float]]
     every: int
@@ -95,7 +95,7 @@ class Validation:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """write(step) after each of `steps`, while the module has the weights it would have if training ended there."""
+    """Calls write(step) after each of `steps`. The module then has the weights as if training ended at this step."""
 
     steps: Collection[int]
     write: Callable[[int], None]
@@ -125,19 +125,21 @@ class Alone:
 
 
 def processes() -> tuple[Processes, torch.device | None]:
-    """The processes that `accelerate launch` or torchrun started, and this one's device; otherwise `Alone` and None."""
+    """The processes that `accelerate launch` or torchrun started, and the device of this process; otherwise `Alone` and
+    None."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return Alone(), None
     try:
         from accelerate import Accelerator
     except ImportError:
         raise UsageError(f"several processes need accelerate: {install('train')}") from None
-    found = Accelerator()
-    return found, found.device
+    accelerator = Accelerator()
+    return accelerator, accelerator.device
 
 
 def _optimisers(module: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """AdamW, decaying matrices only; with `recipe.muon` the blocks' matrices go to Muon, at AdamW's scale."""
+    """AdamW with weight decay on matrices only. With `recipe.muon`, Muon trains the blocks' matrices, at AdamW's
+    scale."""
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     blocks = [p for name, p in named if recipe.muon and p.dim() == 2 and name.startswith(BLOCKS)]
     others = [p for _, p in named if not any(p is b for b in blocks)]
@@ -145,12 +147,12 @@ def _optimisers(module: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer
         {"params": [p for p in others if p.dim() >= 2], "weight_decay": recipe.weight_decay},
         {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0},
     ]
-    found: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, fused=True)]
+    optimisers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, fused=True)]
     if blocks:
-        found.append(
+        optimisers.append(
             torch.optim.Muon(blocks, lr=recipe.lr, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw")
         )
-    return found
+    return optimisers
 
 
 class _Fit:
@@ -158,7 +160,9 @@ class _Fit:
 
     def __init__(self, name: str, module: nn.Module, recipe: Recipe, work: Path) -> None:
         self.name, self.module, self.recipe = name, module, recipe
-        self.path, self.curve, self.held = (work / f"{name}{end}" for end in (".pt", ".csv", "-validation.csv"))
+        self.path, self.curve, self.validation_curve = (
+            work / f"{name}{end}" for end in (".pt", ".csv", "-validation.csv")
+        )
         self.params = [p for p in module.parameters() if p.requires_grad]
         self.optimisers = _optimisers(module, recipe)
         self.shadow = [p.detach().clone() for p in self.params] if recipe.ema else []
@@ -178,7 +182,7 @@ class _Fit:
             state.get("best", -math.inf),
             state.get("best_weights", []),
         )
-        for file in (self.curve, self.held):  # rows logged after the saved state are logged again
+        for file in (self.curve, self.validation_curve):  # rows logged after the saved state are logged again
             _forget_after(file, self.step)
 
     def save(self, seconds: float) -> None:
@@ -194,14 +198,14 @@ class _Fit:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Within, the module has the weights it would have if training ended now."""
-        own = [p.detach().clone() for p in self.params] if self.shadow else []
+        """In this context, the module has the weights as if training ended now."""
+        weights = [p.detach().clone() for p in self.params] if self.shadow else []
         self.put(self.shadow)
         self.module.eval()
         try:
             yield
         finally:
-            self.put(own)
+            self.put(weights)
             self.module.train()
 
     @torch.no_grad()
@@ -211,10 +215,10 @@ class _Fit:
 
     def validate(self, validation: Validation) -> dict[str, float]:
         with self.averaged():
-            found = validation.statistics()
-            if validation.best and found[validation.best] > self.best:
-                self.best, self.best_weights = found[validation.best], [p.detach().clone() for p in self.params]
-        return found
+            statistics = validation.statistics()
+            if validation.best and statistics[validation.best] > self.best:
+                self.best, self.best_weights = statistics[validation.best], [p.detach().clone() for p in self.params]
+        return statistics
 
 
 def fit(
@@ -226,23 +230,25 @@ def fit(
     after_step: Callable[[int], None] | None = None,
     validation: Validation | None = None,
     checkpoints: Checkpoints | None = None,
-    together: Processes | None = None,
+    process_group: Processes | None = None,
     board: Any = None,
 ) -> dict[str, float]:
-    """Train `module` itself; resume from `work/<name>.pt` where it exists. Returns the last logged statistics.
+    """Train `module` in place. Resumes from `work/<name>.pt` if it exists. Returns the last logged statistics.
 
-    `after_step(step)` runs without gradients after each optimiser step (codebook upkeep and the like). The loss curve
-    goes to `work/<name>.csv`, the validation's statistics to `work/<name>-validation.csv`; both to `board`, a
-    TensorBoard writer, where there is one. Raises FloatingPointError for a gradient that is not finite.
+    `after_step(step)` runs without gradients after each optimiser step, for example to update a codebook. The loss
+    curve is written to `work/<name>.csv`, the validation's statistics to `work/<name>-validation.csv`, and both to
+    `board`, if a TensorBoard writer is given. Raises FloatingPointError for a gradient that is not finite.
     """
     work.mkdir(parents=True, exist_ok=True)
-    together = together or Alone()
+    process_group = process_group or Alone()
     device = next(module.parameters()).device
     run = _Fit(name, module, recipe, work)
     run.load(device)
     start, began = run.step, time.perf_counter()
-    parts = recipe.accumulate * together.num_processes
-    own = range(together.process_index * recipe.accumulate, (together.process_index + 1) * recipe.accumulate)
+    parts = recipe.accumulate * process_group.num_processes
+    parts_here = range(
+        process_group.process_index * recipe.accumulate, (process_group.process_index + 1) * recipe.accumulate
+    )
     module.train()
     progress = tqdm(
         range(start, recipe.steps),
@@ -250,20 +256,20 @@ def fit(
         total=recipe.steps,
         desc=name,
         mininterval=5,
-        disable=start >= recipe.steps or not together.is_main_process,
+        disable=start >= recipe.steps or not process_group.is_main_process,
     )
     for step in progress:
         for optimiser in run.optimisers:
             for group in optimiser.param_groups:
                 group["lr"] = recipe.lr_at(step)
-        seen = []
-        for part in own:
-            # bf16 on both kinds of device: CPUs with matrix units gain as much from it as GPUs
+        statistics = []
+        for part in parts_here:
+            # bfloat16 on CPUs, too: with matrix units, they gain as much from it as GPUs
             with torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bfloat16"):
                 value, logged = loss(MicroStep(step, recipe.seed, part, parts))
             (value / parts).backward()
-            seen.append(logged)
-        _add_up(run.params, together)
+            statistics.append(logged)
+        _add_up(run.params, process_group)
         norm = nn.utils.clip_grad_norm_(run.params, recipe.clip)
         if not torch.isfinite(norm):
             raise FloatingPointError(f"{name}: gradient is not finite at step {step}; lower the learning rate")
@@ -276,21 +282,21 @@ def fit(
                 torch._foreach_lerp_(run.shadow, [p.data for p in run.params], 1 - d)
             if after_step is not None:
                 after_step(step)
-        run.step = done = step + 1
-        last = done == recipe.steps
-        if done % 50 == 0 or last:
-            run.statistics = _mean(seen, device, together)
+        run.step = completed = step + 1
+        last = completed == recipe.steps
+        if completed % 50 == 0 or last:
+            run.statistics = _mean(statistics, device, process_group)
             progress.set_postfix({k: f"{v:.3f}" for k, v in run.statistics.items()}, refresh=False)
-            if together.is_main_process:
-                _log(run.curve, {"step": done, "lr": recipe.lr_at(step), **run.statistics}, board, name)
-        if validation and together.is_main_process and (done % validation.every == 0 or last):
-            _log(run.held, {"step": done, **run.validate(validation)}, board, f"{name}-validation")
-        if checkpoints and together.is_main_process and done in checkpoints.steps:
+            if process_group.is_main_process:
+                _log(run.curve, {"step": completed, "lr": recipe.lr_at(step), **run.statistics}, board, name)
+        if validation and process_group.is_main_process and (completed % validation.every == 0 or last):
+            _log(run.validation_curve, {"step": completed, **run.validate(validation)}, board, f"{name}-validation")
+        if checkpoints and process_group.is_main_process and completed in checkpoints.steps:
             with run.averaged():
-                checkpoints.write(done)
-        if together.is_main_process and (done % recipe.save_every == 0 or last):
+                checkpoints.write(completed)
+        if process_group.is_main_process and (completed % recipe.save_every == 0 or last):
             run.save(run.seconds + time.perf_counter() - began)
-    together.wait_for_everyone()
+    process_group.wait_for_everyone()
     run.put(run.best_weights or run.shadow)
     module.eval()
     return {
@@ -300,20 +306,20 @@ def fit(
     }
 
 
-def _add_up(params: list[nn.Parameter], together: Processes) -> None:
-    """Sum the gradients of all processes, in one message."""
-    if together.num_processes == 1:
+def _add_up(params: list[nn.Parameter], process_group: Processes) -> None:
+    """Sum the gradients over all processes, in one message."""
+    if process_group.num_processes == 1:
         return
     grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in params]
-    total = together.reduce(torch.cat([g.flatten() for g in grads]), "sum")
+    total = process_group.reduce(torch.cat([g.flatten() for g in grads]), "sum")
     for p, g in zip(params, total.split([g.numel() for g in grads]), strict=True):
         p.grad = g.view_as(p)
 
 
-def _mean(statistics: list[dict[str, float]], device: torch.device, together: Processes) -> dict[str, float]:
-    """The mean over the parts of a step, on all processes."""
-    own = torch.tensor([[float(v) for v in part.values()] for part in statistics], dtype=torch.float64).mean(0)
-    shared = together.reduce(own.to(device, torch.float32), "mean")
+def _mean(statistics: list[dict[str, float]], device: torch.device, process_group: Processes) -> dict[str, float]:
+    """The mean over the parts of a step, in all processes."""
+    mean = torch.tensor([[float(v) for v in part.values()] for part in statistics], dtype=torch.float64).mean(0)
+    shared = process_group.reduce(mean.to(device, torch.float32), "mean")
     return dict(zip(statistics[0], shared.tolist(), strict=True))
 
 
@@ -330,7 +336,7 @@ def _log(path: Path, row: Mapping[str, float], board: Any = None, name: str = ""
 
 
 def _forget_after(path: Path, step: int) -> None:
-    """Keep the rows of a curve up to training step `step`; drop a truncated line, too."""
+    """Keep the rows of a curve up to training step `step`, and drop a truncated line."""
     if not path.exists():
         return
     with path.open(newline="") as f:

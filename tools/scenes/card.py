@@ -256,23 +256,53 @@ def _classes_read(reader: ev.AttributeReader, images: np.ndarray, labels: np.nda
 
 #: The goals of the embedded models: (stage, name, meaning, lowest, highest).
 GOALS: list[tuple[str, str, str, float, float]] = [
-    ("tokenizer", "psnr_db", "tokenizer PSNR on validation renders, dB", 26.0, np.inf),
-    ("tokenizer", "codes_used", "share of the codebook in use", 0.80, 1.0),
-    ("target", "top1_probability", "mean top-1 probability of the target", 0.25, 0.55),
-    ("tv_eagle", "tv", "total variation between EAGLE drafter and target, under the guidance in use", 0.35, 0.55),
-    ("tv_eagle", "tv_unguided", "the same without guidance", 0.15, 0.45),
-    ("evaluators", "reader_accuracy", "attributes read from real renders", 0.97, 1.0),
-    ("samples", "reader_accuracy_vanilla", "attributes read from vanilla samples, guidance 3", 0.85, 1.0),
-    ("kl", "psnr_db", "KL autoencoder's PSNR on validation renders of one object, dB", 26.0, np.inf),
-    ("mar_samples", "reader_accuracy_vanilla", "shapes and colours read from vanilla samples of mar_scenes", 0.75, 1.0),
-    ("arpg_samples", "reader_accuracy_vanilla", "shapes and colours read from samples of arpg_scenes", 0.75, 1.0),
-    ("textures_tokenizer", "psnr_db", "textures: tokenizer PSNR on validation renders, dB", 24.0, np.inf),
-    ("textures_tokenizer", "codes_used", "textures: share of the codebook of 8,192 in use", 0.80, 1.0),
+    ("tokenizer", "psnr_db", "PSNR of the tokenizer on validation images, dB", 26.0, np.inf),
+    ("tokenizer", "codes_used", "share of the codebook that is used", 0.80, 1.0),
+    ("target", "top1_probability", "mean probability of the target's most probable token", 0.25, 0.55),
+    ("tv_eagle", "tv", "total variation between EAGLE drafter and target, with the default guidance", 0.35, 0.55),
+    ("tv_eagle", "tv_unguided", "total variation between EAGLE drafter and target, without guidance", 0.15, 0.45),
+    ("evaluators", "reader_accuracy", "share of attributes that the reader reads right, real images", 0.97, 1.0),
+    (
+        "samples",
+        "reader_accuracy_vanilla",
+        "share of attributes that the reader reads right, vanilla samples with guidance 3",
+        0.85,
+        1.0,
+    ),
+    ("kl", "psnr_db", "PSNR of the KL autoencoder on validation images of one object, dB", 26.0, np.inf),
+    (
+        "mar_samples",
+        "reader_accuracy_vanilla",
+        "share of shapes and colours that the reader reads right, vanilla samples of mar_scenes",
+        0.75,
+        1.0,
+    ),
+    (
+        "arpg_samples",
+        "reader_accuracy_vanilla",
+        "share of shapes and colours that the reader reads right, samples of arpg_scenes",
+        0.75,
+        1.0,
+    ),
+    ("textures_tokenizer", "psnr_db", "textures: PSNR of the tokenizer on validation images, dB", 24.0, np.inf),
+    ("textures_tokenizer", "codes_used", "textures: share of the codebook of 8,192 that is used", 0.80, 1.0),
     ("textures_tokenizer", "code_perplexity", "textures: perplexity of the codes", 4096.0, np.inf),
-    ("textures_target", "top1_probability", "textures: mean top-1 probability of the target", 0.05, 0.2),
+    (
+        "textures_target",
+        "top1_probability",
+        "textures: mean probability of the target's most probable token",
+        0.05,
+        0.2,
+    ),
     ("textures_tv_eagle", "tv_unguided", "textures: total variation between EAGLE drafter and target", 0.32, 0.38),
-    ("textures_evaluators", "reader_accuracy", "textures: attributes read from real renders", 0.85, 1.0),
-    ("textures_samples", "reader_accuracy_vanilla", "textures: attributes read from vanilla samples", 0.7, 1.0),
+    ("textures_evaluators", "reader_accuracy", "textures: share of attributes read right, real images", 0.85, 1.0),
+    (
+        "textures_samples",
+        "reader_accuracy_vanilla",
+        "textures: share of attributes read right, vanilla samples",
+        0.7,
+        1.0,
+    ),
 ]
 
 
@@ -311,13 +341,43 @@ class Card:
         lines = [
             "# The embedded models",
             "",
-            "Written by `make train-scenes` and `make train-textures`: what the weights under `specbench/assets` reached",
-            "on the validation split of their world, measured from the stored half-precision files. Stages of *textures*",
-            "begin with its name.",
+            "`make train-scenes` writes this page. It shows the quality that the weights in `specbench/assets` reached",
+            "on the validation split of *scenes*. The stored half-precision files were measured.",
+            ("textures_tokenizer", "psnr_db", "textures: PSNR of the tokenizer on validation images, dB", 24.0, np.inf),
+            ("textures_tokenizer", "codes_used", "textures: share of the codebook of 8,192 that is used", 0.80, 1.0),
+            ("textures_tokenizer", "code_perplexity", "textures: perplexity of the codes", 4096.0, np.inf),
+            (
+                "textures_target",
+                "top1_probability",
+                "textures: mean probability of the target's most probable token",
+                0.05,
+                0.2,
+            ),
+            (
+                "textures_tv_eagle",
+                "tv_unguided",
+                "textures: total variation between EAGLE drafter and target",
+                0.32,
+                0.38,
+            ),
+            (
+                "textures_evaluators",
+                "reader_accuracy",
+                "textures: share of attributes read right, real images",
+                0.85,
+                1.0,
+            ),
+            (
+                "textures_samples",
+                "reader_accuracy_vanilla",
+                "textures: share of attributes read right, vanilla samples",
+                0.7,
+                1.0,
+            ),
             "",
             *(f"- {', '.join(stages)}: {source}" for stages, source in self.runs),
             "",
-            "| statistic | reached | goal | |",
+            "| statistic | value | goal | |",
             "|---|---|---|---|",
         ]
         for stage, name, what, low, high in GOALS:
@@ -325,7 +385,7 @@ class Card:
                 value = self.statistics[stage][name]
                 goal = f"at least {low:g}" if high in (1.0, np.inf) else f"{low:g} to {high:g}"
                 lines.append(
-                    f"| {what} | {value:.4g} | {goal} | {'reached' if low <= value <= high else '**short**'} |"
+                    f"| {what} | {value:.4g} | {goal} | {'reached' if low <= value <= high else '**missed**'} |"
                 )
         lines += ["", "| stage | statistics |", "|---|---|"]
         lines += [

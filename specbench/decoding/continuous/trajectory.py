@@ -61,7 +61,7 @@ class Trajectory:
 
     @classmethod
     def stacked(cls, drafts: Sequence[Trajectory]) -> Trajectory:
-        """The trajectories of gamma drafted tokens of A images; those of one image are next to each other."""
+        """The trajectories of gamma drafted tokens of A images; an image's trajectories are next to each other."""
         columns = zip(*((d.states, d.mean, d.log_variance) for d in drafts), strict=True)
         return cls(*(torch.stack(column, 1).flatten(0, 1) for column in columns))
 

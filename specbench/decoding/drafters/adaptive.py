@@ -178,7 +178,7 @@ class TreeShapes:
             tokens.scatter_(1, kids[..., :width].flatten(1), picks.flatten(1))
         tree = topology(parent, depth, ancestors, inner, slot, children, height=self.height, beam=self.beam)
         valid = torch.ones(rows, self.nodes + 1, dtype=torch.bool, device=root.device)
-        if width < self.width:  # a vocabulary has no more candidates than tokens
+        if width < self.width:  # there are no more candidates than tokens in the vocabulary
             valid = ~(ancestors & (rank >= width).unsqueeze(1)).any(-1)
         of_inner = take(torch.cat(probs, 1), home.gather(1, inner))
         sampled = torch.zeros_like(valid) if sampling.temperature == 0 else None

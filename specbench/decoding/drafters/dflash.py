@@ -33,8 +33,8 @@ class DFlashState:
     rng: RandomStreams
     cache: Any  # keys and values of the context; a block is written after them, and overwritten
     start: Tensor  # (R,): the first position that may be attended to
-    pending: Tensor  # (R, K, width): the target's hidden states of the positions committed last, oldest first
-    fresh: Tensor  # (B,): how many of them are valid, less one
+    pending: Tensor  # (R, K, width): the target's hidden states at the last committed positions, oldest first
+    fresh: Tensor  # (B,): how many of them are valid, minus one
     halves: int
 
     def buffers(self) -> Buffers:
@@ -125,7 +125,7 @@ class DFlash:
     def propose(self, state: DFlashState, history: Tensor, num_committed: Tensor, step: Tensor) -> Draft:
         tree, sampling = self.tree, state.sampling
         slots = self.distributions(state, history, num_committed)
-        valid = (num_committed > 0)[:, None] | self.root  # before the first token there is no anchor
+        valid = (num_committed > 0)[:, None] | self.root  # before the first token nothing is drafted
         root, probs = last_token(history, num_committed), slots.p
         if tree.is_chain and not self.deterministic:
             u = state.rng.uniforms(step, DRAFT, tree.height, 1)[..., 0]

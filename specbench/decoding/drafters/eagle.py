@@ -29,8 +29,8 @@ class EagleState:
     cache: Any
     rope: Tensor  # the table that steps read, even if the network has a longer one by now
     start: Tensor  # (R,): the first entry that may be attended to
-    pending: Tensor  # (R, D + 1, dim): target hidden states of the positions committed last, oldest first
-    fresh: Tensor  # (B,): how many of them are valid, less one
+    pending: Tensor  # (R, D + 1, dim): the target's hidden states at the last committed positions, oldest first
+    fresh: Tensor  # (B,): how many of them are valid, minus one
     halves: int
 
     constants = ("rope",)

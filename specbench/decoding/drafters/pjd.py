@@ -6,9 +6,9 @@ the earlier positions of its own row. A row keeps its drafts up to the first tha
 gives a token only in the topmost row, and only if the first draft is rejected. All other positions are drawn again from
 the distributions of this step. So the samples do not have the target's distribution, whatever the window.
 
-Our own choices: the length of a window; the number of rows at once (as many as are in progress if each is `t_ctx`
-tokens behind the row above); new positions (uniform); the token that replaces a missing one at the beginning of a row
-(ZipAR's choice); and new lines (ordinary tokens, which the image grammar forces).
+Our own choices: the length of a window; the number of rows at once (as many as are in progress if each begins `t_ctx`
+tokens later than the row above); new positions (uniform); the token that replaces a missing one at the beginning of a
+row (ZipAR's choice); and new lines (ordinary tokens, which the image grammar forces).
 """
 
 from __future__ import annotations

@@ -134,7 +134,8 @@ def repeated(
 
 
 def source_probs(renewed: Renewed, source: Tensor, past: Tensor, num_committed: Tensor) -> Tensor:
-    """The distributions (B, H, V) of the source positions. past (B, K, V): those of the last K committed positions."""
+    """The distributions (B, H, V) of the source positions. past (B, K, V): the distributions of the last K committed
+    positions."""
     offset, size = source - num_committed[:, None], past.shape[1]
     earlier = take(past, (offset + size).clamp(0, size - 1))
     inside = take(renewed.probs, offset.clamp(0, renewed.probs.shape[1] - 1))

@@ -70,7 +70,7 @@ class SpatialState:
 
 
 class Spatial:
-    """heads: the network, of which `right` heads draft the first row and `below` heads as many rows at once; window:
+    """heads: the network; `right` of its heads draft the first row, and `below` heads as many rows at once; window:
     the most drafted tokens of a step; rounds: see the module. A row that is longer than the window is drafted in parts.
     UsageError if the network has fewer heads."""
 

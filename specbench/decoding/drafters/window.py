@@ -175,7 +175,7 @@ class Window:
             tokens, heights = kernels.window(self, state, history, num_committed, step, TAGS, TOKEN, GUMBEL)
             probs = state.probs if self.width == 1 else state.probs[:, self.of_inner]
             return Draft(self.tree, tokens, probs, valid, state.sampled, heights)
-        replaced = self.replaced(state)  # by what `_initialise` writes
+        replaced = self.replaced(state)  # before `_initialise` overwrites it
         noise = None
         if self.coupling == "gumbel":
             noise = gumbel_noise(state.rng, num_committed[:, None] + self.ahead, state.probs.shape[-1])

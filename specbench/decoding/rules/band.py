@@ -22,7 +22,7 @@ from specbench.errors import UsageError
 
 #: The largest log(high / low). At this ratio nearly all rejected tokens are tokens that the target cannot give.
 _MOST = 40.0
-#: The relative precision of `low`, that of float32.
+#: The relative precision of `low`: float32's.
 _PRECISION = 6e-8
 #: q / p of a token that the target cannot give; no `high` is as large.
 _NEVER = 1e30

@@ -61,7 +61,7 @@ class Rule(Protocol):
         """The distribution (..., V) of the token that follows a node with one candidate, drawn from q. Only for rules
         whose residual does not depend on the rejected token."""
         accepted = q * self.acceptance(p, q, depth)
-        token = torch.zeros_like(depth)  # any
+        token = torch.zeros_like(depth)  # any token
         return accepted + (1 - sum_last(accepted)).unsqueeze(-1) * self.residual(p, q, token, depth)
 
     def open(self, device: torch.device) -> None:
@@ -153,7 +153,7 @@ def _compute(codebook: Tensor, k: int, proximity: str, chunk: int = 1024) -> Ten
         else:
             far = torch.cdist(block, codes.double(), compute_mode="donot_use_mm_for_euclid_dist")
         index = torch.arange(start, start + len(block))
-        far[torch.arange(len(block)), index] = torch.inf  # last
+        far[torch.arange(len(block)), index] = torch.inf  # sorted last
         rows.append(far.sort(dim=-1, stable=True).indices[:, :k])
     table[rows_with_code] = rows_with_code[torch.cat(rows)]
     return table

@@ -47,7 +47,10 @@ class Lantern(Rule):
         """near (V, at least k) int64: the neighbours of every code, nearest first; the first k may count; limit: delta
         or lam."""
         self.name, self.bound, self.limit, self.resample = name, bound, limit, resample
-        self.near, self.k = near[:, : k + 1], min(k, near.shape[1])  # the released code clears one more than counts
+        self.near, self.k = (
+            near[:, : k + 1],
+            min(k, near.shape[1]),
+        )  # the released code clears one neighbour more than it counts
         self.deterministic = self.uses_pre_argmax_probs = greedy
         self.residual_by_token = not greedy and resample != "optimal"
 
@@ -101,7 +104,7 @@ class Lantern(Rule):
             residual = (r - q).clamp_min(0)
             return normalise(torch.where(counted, (bare - q).clamp_min(0), residual), normalise(residual, r))
         residual = (r - torch.where(counted, q.scatter(-1, cleared, 0.0), q)).clamp_min(0)
-        # where the neighbourhood held all the mass, only x is cleared (the released code divides by zero)
+        # if the neighbourhood had all the mass, only x is cleared (the released code divides by zero)
         return normalise(torch.where(chosen & counted, bare, residual), normalise(residual, r))
 
     def _shifted(self, r: Tensor, token: Tensor, near: Tensor, gain: Tensor) -> Tensor:

@@ -100,7 +100,7 @@ def chain_probs(draft: Draft) -> Tensor:
 @dataclass(frozen=True, eq=False)
 class Case:
     """The input of a verification: a draft with nodes, the target's distributions p (B, M, V), the rule, and the
-    uniform `numbers` (B, 2, M): one per node, `u`, then as many again, `u_next`, the first of which draws the next
+    uniform `numbers` (B, 2, M): one per node, `u`, then as many again, `u_next`; the first of these draws the next
     token. decided_by (B, M, V): the distributions by which a rule with `uses_pre_argmax_probs` decides, else p."""
 
     p: Tensor

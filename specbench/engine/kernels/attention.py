@@ -18,7 +18,7 @@ from specbench.engine.masks import TreeMask
 
 #: The most programs that share the keys of a head; the last of them reads the partial sums of all.
 _MOST_SPLITS = 16
-#: The number of multiprocessors that is assumed without a device: that of an H100 or H200.
+#: The number of multiprocessors that is assumed without a device (an H100 and an H200 have it).
 _PROCESSORS = 132
 
 
@@ -119,7 +119,7 @@ def _attend(
 
 class Counters:
     """Counters at zero, for each device: every kernel that counts resets them. A captured graph holds their addresses,
-    so none is ever freed."""
+    so they are never freed."""
 
     __slots__ = ("_allocated", "_least")  # not part of a decoding's state
 
@@ -141,8 +141,8 @@ def attend(
     """Attention of q (R, n, heads, head dim), contiguous, to a cache's k and v (R, kv heads, slots, head dim) where
     `mask` allows: (R, n, heads, head dim). Every position must see at least one key.
 
-    Programs for one row and kv head: as many ranges of keys as fill the device, times blocks of at most 128 queries,
-    each of which reads the keys once.
+    Programs for one row and kv head: as many ranges of keys as fill the device, times blocks of at most 128 queries.
+    Each block reads the keys once.
     """
     (rows, nodes, heads, dim), (_, kv, slots, _) = q.shape, k.shape
     queries, among = nodes * heads // kv, mask.among

@@ -84,7 +84,7 @@ def _products_of_few(
     X, W, W2, NORM, rows, rows2, eps, ROWS: tl.constexpr, WIDTH: tl.constexpr, PA: tl.constexpr, PB: tl.constexpr,
     PAIRED: tl.constexpr, NORMED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The products (BN,) of up to four rows with the weights' rows `rows`, and if PAIRED with those of W2 at `rows2`,
+    """The products (BN,) of up to four rows with the weights' rows `rows`, and if PAIRED with W2's rows at `rows2`,
     else the same products again: a tuple of each. Every load is issued before the first sum."""
     at = tl.arange(0, PA)
     on = at
@@ -139,7 +139,7 @@ def _products_of_many(
     X, W, W2, NORM, rm, count, rows, rows2, eps, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     WIDTH: tl.constexpr, PAIRED: tl.constexpr, NORMED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The products (BM, BN) of the rows rm < count with the weights' rows `rows`, and if PAIRED with those of W2 at
+    """The products (BM, BN) of the rows rm < count with the weights' rows `rows`, and if PAIRED with W2's rows at
     `rows2`, by the matrix units. The first weights are requested before the program waits for the activations. (Loading
     them into registers there would make it spill.)"""
     if PDL:
@@ -225,7 +225,7 @@ def _many(
 def _rotate_pairs(
     a, b, position, pair, inside, where, HEADS: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr
 ):  # fmt: skip
-    """The pairs (a, b) of queries, keys and values; those of queries and keys are rotated. Also the slot of keys and
+    """The pairs (a, b) of queries, keys and values; queries and keys are rotated. Also the slot of keys and
     values. `pair` counts through the heads of queries, keys and values. where: rotary rows, slots, queries, and their
     layout."""
     ROPE, SLOTS, Q, nodes, rope_stride, slot_stride = where

@@ -130,7 +130,7 @@ def _choose(
                     previously = PROBS + before * vocabulary
                     held_token = tl.load(TOKENS + before)
                     p, q = tl.load(probs + held_token), tl.load(previously + held_token)
-                    accept = tl.where(q > 0, tl.div_rn(p, tl.where(q > 0, q, 1.0)), 1.0)  # not of NaN
+                    accept = tl.where(q > 0, tl.div_rn(p, tl.where(q > 0, q, 1.0)), 1.0)  # false for NaN
                     if COUPLING == 3:
                         u = tl.load(HEIGHTS + before)
                     keeps = u < accept

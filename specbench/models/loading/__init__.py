@@ -1,1 +1,1 @@
-"""From weight files to models: official checkpoints, this project's own format, and the bundles that a run loads."""
+"""Loads models from weight files: official checkpoints, specbench's format, and the bundles that a run uses."""

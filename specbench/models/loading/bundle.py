@@ -1,7 +1,7 @@
-"""What the real targets share: from a folder of official files, or random weights, to what a pipeline needs.
+"""The base classes of real targets: they load a folder of official files, or random weights, for a pipeline.
 
-Folders: target/ (the language model), tokenizer/ (pixels), text/ (LlamaGen's captions), and of drafters eagle/,
-eagle3/, medusa/, dflash/ and draft/ (a smaller model of the family), each where a method needs it.
+Folders: target/ (the language model), tokenizer/ (pixels), text/ (LlamaGen's captions) and, if a method needs them, the
+drafters eagle/, eagle3/, medusa/, dflash/ and draft/ (a smaller model of the family).
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ C = TypeVar("C")
 
 
 def shape_of(model: str, kind: Callable[..., C], **others: Any) -> C:
-    """The network's configuration that a model's file declares with `shape`, and `others`. UsageError for wrong
-    fields."""
+    """The network's configuration: the `shape` that the model's file declares, and `others`. Raises UsageError for
+    wrong fields."""
     return made(kind, {**others, **(parameters.default("model", model, "shape") or {})}, f"shape of {model}")
 
 
 class Bundle:
-    """What models with discrete and with continuous tokens share: a folder of official files, or random weights."""
+    """The base class of models with discrete and with continuous tokens: a folder of official files, or random
+    weights."""
 
     target: Any
 
@@ -43,13 +44,13 @@ class Bundle:
         self.world = registry.world_of(cfg)
         self.reduced: bool = cfg["reduced"]
         self.device, self.dtype = device, dtype
-        self.drafter_weights = registry.own_drafter(cfg)
+        self.drafter_weights = registry.drafter_path(cfg)
         self.folder = registry.weights_folder(cfg)
         if self.folder is not None:
             missing_weights.check({**cfg, "drafter": "none", "drafter_weights": None})
 
     def absent(self) -> dict[str, int]:
-        """Networks that official weights have and random ones do without: name -> number of parameters."""
+        """Networks that official weights have, but random weights do not need: name -> number of parameters."""
         return {}
 
     def part(self, name: str) -> Path:
@@ -61,23 +62,23 @@ class Bundle:
         return path
 
     def embedded(self, kind: str, module: Callable[[Any], M], config: Callable[..., Any], dtype: torch.dtype) -> M:
-        """A network of the embedded models, from its file in the folder."""
+        """A network of an embedded model, from its file in the folder."""
         assert self.folder is not None
         return checkpoints.load(
             self.folder / f"{self.world}_{kind}.safetensors", kind, module, config, self.device, dtype
         )
 
     def decode_image(self, tokens: Tensor) -> np.ndarray:
-        """One image (1, H, W, 3) uint8 of its tokens, discrete (1, h * w) or continuous (1, L, D)."""
+        """One image (1, H, W, 3) uint8 from its tokens, discrete (1, h * w) or continuous (1, L, D)."""
         raise NotImplementedError
 
     @torch.inference_mode()
     def pixels(self, tokens: Tensor) -> np.ndarray:
-        """Images (B, H, W, 3) uint8 of the target's tokens (B, T) or (B, L, D), each decoded on its own."""
+        """Images (B, H, W, 3) uint8 from the target's tokens (B, T) or (B, L, D), decoded one at a time."""
         return np.concatenate([self.decode_image(row[None].to(self.device)) for row in tokens])
 
     def code_grid(self, tokens: Tensor) -> Tensor:
-        """The codes (B, rows, columns) of the images of a target's tokens (B, T), without the tokens between them."""
+        """The codes (B, rows, columns) among the target's tokens (B, T), without the tokens between them."""
         columns, grammar = self.target.width, self.target.grammar
         if grammar is not None:
             free = grammar.free.to(tokens.device)
@@ -85,20 +86,20 @@ class Bundle:
         return tokens.reshape(len(tokens), -1, columns)
 
     def random(self, build: Callable[[], M], seed: int, dtype: torch.dtype) -> M:
-        """A module with random weights of unit gain, created on its device: the host never holds it twice. Tensors that
-        `build` was given, such as the ids of an image's tokens, keep their values."""
+        """A module with random weights of unit gain, created on its device: the host never stores it twice. Tensors
+        that `build` received, such as the ids of an image's tokens, keep their values."""
         with torch.device("meta"):
             module = build().to(dtype)
-        if self.device.type == "meta":  # where only the shapes are needed
+        if self.device.type == "meta":  # only the shapes are needed
             return module.eval().requires_grad_(False)
-        given = {name: tensor for name, tensor in module.named_buffers() if not tensor.is_meta}
+        kept = {name: tensor for name, tensor in module.named_buffers() if not tensor.is_meta}
         module = module.to_empty(device=self.device)
-        for name, tensor in given.items():
+        for name, tensor in kept.items():
             module.get_buffer(name).copy_(tensor)
         rng = torch.Generator(self.device).manual_seed(seed)
         with torch.no_grad():
             for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-                if name in given:
+                if name in kept:
                     continue
                 if not tensor.is_floating_point():
                     tensor.zero_()
@@ -110,16 +111,16 @@ class Bundle:
 
 
 def only(folder: Path, *endings: str) -> Path:
-    """The one file of a folder with these endings."""
-    found = sorted(p for p in folder.iterdir() if p.suffix in endings)
-    if len(found) != 1:
-        held = ", ".join(p.name for p in found) or "none"
-        raise UsageError(f"{folder} must hold one {' or '.join(endings)} file (it holds {held})")
-    return found[0]
+    """The only file of a folder with one of these endings. Raises UsageError for no file or several."""
+    files = sorted(p for p in folder.iterdir() if p.suffix in endings)
+    if len(files) != 1:
+        names = ", ".join(p.name for p in files) or "none"
+        raise UsageError(f"{folder} must hold one {' or '.join(endings)} file (it holds {names})")
+    return files[0]
 
 
 def class_number(prompt: str, classes: int, model: str) -> int:
-    """The class number in a class-conditional model's prompt."""
+    """The class number in the prompt of a class-conditional model."""
     if re.fullmatch(r"\d{1,6}", prompt.strip()) and int(prompt) < classes:
         return int(prompt)
     raise UsageError(
@@ -129,23 +130,23 @@ def class_number(prompt: str, classes: int, model: str) -> int:
 
 
 class RealModel(Drafters, Bundle):
-    """A model with discrete tokens. A subclass builds `target` and `tokenizer`, and defines how prompts become
-    conditioning and tokens become images."""
+    """A model with discrete tokens. A subclass builds `target` and `tokenizer`, and defines how prompts are encoded and
+    tokens are decoded to images."""
 
     target: Language
     resolution: int
     tokenizer: Any
 
-    # --- what a subclass defines --------------------------------------------------------------------------------------
+    # --- defined by a subclass ----------------------------------------------------------------------------------------
 
     def encode(self, prompts: list[str]) -> Any:
         raise NotImplementedError
 
     def codebook(self) -> Tensor:
-        """Code vectors (V, d) of the target's tokens; NaN for the image grammar's own."""
+        """Code vectors (V, d) of the target's tokens; NaN for the tokens of the image grammar."""
         raise NotImplementedError
 
-    # --- what all share -----------------------------------------------------------------------------------------------
+    # --- shared by all ------------------------------------------------------------------------------------------------
 
     def pixels(self, tokens: Tensor) -> np.ndarray:
         grammar = self.target.grammar
@@ -156,7 +157,7 @@ class RealModel(Drafters, Bundle):
         return codes
 
     def random_pixels(self, published: VQConfig, reduced_codes: int) -> VQModel:
-        """A tokenizer of a published kind with random weights."""
+        """A tokenizer of a published architecture with random weights."""
         shape = published.reduced(reduced_codes) if self.reduced else published
         return self.random(lambda: VQModel(shape), 2, torch.float32)
 

@@ -21,7 +21,7 @@ from specbench.models.loading.unified_official import Encode, Prompt, UnifiedMod
 from specbench.models.unified import ImageTokens, UnifiedConfig, image_tokens
 
 PATCH = 16  # pixels per side of a code
-FIRST_CODE = 4  # where there is no tokenizer
+FIRST_CODE = 4  # without a tokenizer
 LUMINA_SIZES, ANOLE_SIZE = (512, 768, 1024), 512
 
 FULL = UnifiedConfig(4096, 32, 32, 32, 11008, 65536, qk_norm=1)
@@ -61,31 +61,31 @@ class ChameleonText(NamedText):
     model, files = "Chameleon", ("text_tokenizer.json", "tokenizer.json")
 
     def ids(self) -> ChameleonIds:
-        """The special ids, by their names. Raises UsageError where one is missing."""
+        """The special ids, by their names. Raises UsageError if one is missing."""
         return ChameleonIds(**self.named(TEXT_NAMES | IMAGE_NAMES))
 
     def codes(self, count: int | None = None) -> Tensor:
-        """(C,) int64: the vocabulary id of each code of the pixel tokenizer, by token NAME: IMGIMG, the code's digits
-        as letters A to J, Z (reference README (22)).
+        """The vocabulary id of each code of the pixel tokenizer, (C,) int64, by the token's name: IMGIMG, the code's
+        digits as letters A to J, Z (reference README (22)).
 
-        Raises UsageError where a code is missing or doubled, or where there are not `count` of them.
+        Raises UsageError if a code is missing or occurs twice, or if there are not `count` codes.
         """
-        found: dict[int, int] = {}
+        ids: dict[int, int] = {}
         for name, i in self._names.items():
             if match := re.fullmatch(r"IMGIMG([A-J]{1,9})Z", name):
                 code = int("".join(str(ord(letter) - ord("A")) for letter in match[1]))
-                if code in found:
+                if code in ids:
                     raise UsageError(f"{self.file} names the image code {code} twice; fetch it again")
-                found[code] = i
-        wanted = len(found) if count is None else count
-        absent = next((code for code in range(wanted) if code not in found), None)
-        if absent is not None or not found:
-            raise UsageError(f"{self.file} has no token for the image code {absent or 0}: it is not Chameleon's")
-        if len(found) != wanted:
-            raise UsageError(f"{self.file} has {len(found)} image codes, and the pixel tokenizer {wanted}")
-        if len(set(found.values())) < len(found):
+                ids[code] = i
+        expected = len(ids) if count is None else count
+        missing = next((code for code in range(expected) if code not in ids), None)
+        if missing is not None or not ids:
+            raise UsageError(f"{self.file} has no token for the image code {missing or 0}: it is not Chameleon's")
+        if len(ids) != expected:
+            raise UsageError(f"{self.file} has {len(ids)} image codes, and the pixel tokenizer {expected}")
+        if len(set(ids.values())) < len(ids):
             raise UsageError(f"{self.file} gives two image codes one id; fetch it again")
-        return torch.tensor([found[code] for code in range(wanted)])
+        return torch.tensor([ids[code] for code in range(expected)])
 
 
 def lumina_prompt(
@@ -97,10 +97,10 @@ def lumina_prompt(
     ids: ChameleonIds = IDS,
     unconditional: str = "header",
 ) -> Prompt:
-    """Lumina-mGPT: [bos] instruction [end_of_turn] [image start, height, width]; without a prompt only the last three
-    (reference README (21), (24)), or with unconditional="prompt_end" the last four, as in SJD's released code.
+    """Lumina-mGPT: [bos] instruction [end_of_turn] [image start, height, width]. The unconditional prompt is the last
+    three (reference README (21), (24)) or, with unconditional="prompt_end", the last four, as in SJD's released code.
 
-    `instruction` holds {width}, {height} and {prompt}; width and height are pixels, multiples of 32.
+    `instruction` contains {width}, {height} and {prompt}. width and height are pixels, multiples of 32.
     """
     for name, side in (("width", width), ("height", height)):
         if side < 32 or side % 32:
@@ -112,12 +112,13 @@ def lumina_prompt(
 
 
 def anole_prompt(encode: Encode, prompt: str, ids: ChameleonIds = IDS) -> Prompt:
-    """Anole: [bos] prompt [end_of_turn, image start]; without a prompt [bos, image start] (reference README (24))."""
+    """Anole: [bos] prompt [end_of_turn, image start]; the unconditional prompt is [bos, image start] (reference README
+    (24))."""
     return Prompt([ids.bos, *encode(prompt), ids.end_of_turn, ids.image_start], [ids.bos, ids.image_start])
 
 
 def lumina_image(codes: Tensor, width: int, height: int, ids: ChameleonIds = IDS) -> ImageTokens:
-    """The grammar after the size tokens: rows of codes, each with its new line, then the image's end."""
+    """The grammar after the size tokens: rows of codes, each followed by a new line, then the image's end."""
     return image_tokens(codes, height // PATCH, width // PATCH, ids.new_line, [ids.image_end])
 
 
@@ -151,7 +152,7 @@ class Chameleon(UnifiedModel):
             codes = text.codes(self.tokenizer.cfg.codebook_size)
         self.pad = self.ids.pad
         self.image = lumina_image(codes, side, side, self.ids) if self.lumina else anole_image(codes, side, self.ids)
-        # Anole's norms have a row a head.
+        # Anole's norms have one row per head.
         self.target = self.loaded_target(base if self.lumina else replace(base, qk_norm=base.n_head))
 
     def prompt(self, text: str) -> Prompt:
@@ -162,6 +163,6 @@ class Chameleon(UnifiedModel):
 
 
 def tokens_of_image(cfg: Mapping[str, Any]) -> int:
-    """Tokens of an image, rows of codes with a new line each and the image's end; loads nothing."""
+    """Number of tokens of an image: rows of codes, each with a new line, and the image's end. Loads nothing."""
     side = cfg.get("size", 512) // 16
     return int(side * (side + 1) + 1)

@@ -1,4 +1,4 @@
-"""Weights on disk: safetensors with the configuration in the file's metadata, so that a file describes itself."""
+"""Weights on disk: safetensors with the network's configuration in the metadata."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from specbench.models.loading import official
 from specbench.storage.files import atomic_path
 
 Module = TypeVar("Module", bound=nn.Module)
-_POSITIONS, _IN_FILES = "positions", "places"  # a parameter's name here and in files
-_WORLD = re.compile(f"({'|'.join(worlds.NAMES)})-")  # before the kind of an embedded part; a drafter's file may lack it
+_POSITIONS, _IN_FILES = "positions", "places"  # name of a parameter here, and in files
+_WORLD = re.compile(f"({'|'.join(worlds.NAMES)})-")  # prefix of an embedded network's kind; optional in drafters' files
 
 
 def save(module: nn.Module, path: Path, kind: str, dtype: torch.dtype = torch.float16) -> None:
-    """Write `module` and its configuration `cfg` atomically; floating tensors are stored as `dtype`.
+    """Write `module` and its configuration `cfg` atomically; floating-point tensors are stored as `dtype`.
 
-    A file with the same content is not rewritten, since rows name weights by their file's digest.
+    A file with the same content is not rewritten, because rows name weights by their file's digest.
     """
     cfg: Any = module.cfg
     config = json.dumps(cfg.to_dict() if hasattr(cfg, "to_dict") else asdict(cfg))
@@ -40,33 +40,33 @@ def save(module: nn.Module, path: Path, kind: str, dtype: torch.dtype = torch.fl
     with atomic_path(path) as temporary:
         named = {k.replace(_POSITIONS, _IN_FILES): v for k, v in tensors.items()}
         save_file(named, temporary, {"format": "specbench-1", "kind": kind, "config": config})
-        temporary.chmod(0o644)  # the library makes files that only their owner can read
+        temporary.chmod(0o644)  # the library creates files that only their owner can read
 
 
 def _same(path: Path, kind: str, config: str, tensors: dict[str, Tensor]) -> bool:
     try:
-        theirs, found = read(path, kind)
+        stored_config, stored = read(path, kind)
     except UsageError:
         return False
-    alike = found.keys() == tensors.keys() and json.dumps(theirs) == config
-    return alike and all(torch.equal(found[k], v) for k, v in tensors.items())
+    same_shape = stored.keys() == tensors.keys() and json.dumps(stored_config) == config
+    return same_shape and all(torch.equal(stored[k], v) for k, v in tensors.items())
 
 
 def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """(config, tensors) of a file written by `save`; a UsageError names what is wrong with any other file."""
+    """(config, tensors) of a file written by `save`. Raises UsageError, with the reason, for other files."""
     if not path.exists():
         what = steps("run `make train-scenes` in a clone", "weights=DIR of a folder that has them")
         raise UsageError(f"weights '{path.name}' are not here: {what}")
     try:
         with safe_open(path, framework="pt") as f:
-            meta = f.metadata() or {}
+            metadata = f.metadata() or {}
             tensors = {k.replace(_IN_FILES, _POSITIONS): f.get_tensor(k) for k in f.keys()}  # noqa: SIM118 (no mapping)
     except SafetensorError as e:
         raise UsageError(f"'{path}' is not a readable safetensors file ({e}); fetch or train it again") from e
-    if _WORLD.sub("", meta.get("kind") or "", 1) != _WORLD.sub("", kind, 1):
-        raise UsageError(f"'{path}' holds a '{meta.get('kind', 'foreign')}' model, not a '{kind}'")
+    if _WORLD.sub("", metadata.get("kind") or "", 1) != _WORLD.sub("", kind, 1):
+        raise UsageError(f"'{path}' holds a '{metadata.get('kind', 'foreign')}' model, not a '{kind}'")
     try:
-        config = json.loads(meta["config"])
+        config = json.loads(metadata["config"])
         if isinstance(config, dict):
             return config, tensors
     except (KeyError, ValueError, RecursionError):
@@ -82,16 +82,16 @@ def load(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Module:
-    """The network of a file written by `save`: `module` of `config`, filled; for inference, as of `official.load`."""
+    """The network of a file written by `save`, `module(config)`, for inference (see `official.load`)."""
     values, tensors = read(path, kind)
-    most = sum(tensor.numel() for tensor in tensors.values())  # no size of a network exceeds that of its weights
+    most = sum(tensor.numel() for tensor in tensors.values())  # a size is never larger than the number of weights
     try:
         cfg = config(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
         if any(isinstance(v, int) and abs(v) > most for v in values.values()):
             raise ValueError("a size is larger than the file")
         with torch.device("meta"):
             built = module(cfg)
-    except Exception as e:  # an invalid network raises exceptions of many kinds
+    except Exception as e:  # an invalid network raises many types of exceptions
         raise UsageError(
             f"{path.name} is damaged, or of another version of specbench; run `make train-scenes` without it"
         ) from e
@@ -100,8 +100,8 @@ def load(
 
 
 def fill(module: nn.Module, tensors: dict[str, Tensor], name: str) -> None:
-    """Copy tensors of the file `name` into `module` (cast to its dtype). UsageError for a missing, surplus or misshapen
-    one, and for a value that is not finite."""
+    """Copy tensors of the file `name` into `module`, cast to its dtype. Raises UsageError for a missing, surplus or
+    misshapen tensor, and for a value that is not finite."""
     official.check(module, official.from_tensors(tensors, name), official.own_names(module))
     if wrong := [key for key, tensor in tensors.items() if not tensor.isfinite().all()]:
         raise UsageError(f"{name}: tensor '{wrong[0]}' holds NaN or infinity; train or fetch it again")

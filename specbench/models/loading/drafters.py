@@ -1,5 +1,5 @@
-"""The drafter networks of a target: found next to it or at drafter_weights=, read, newly made for training, or written
-in LANTERN's layout (reference manifests of its drafters)."""
+"""The drafter networks of a target: read from its folder or from drafter_weights=, created for training, or written in
+LANTERN's layout (reference manifests of its drafters)."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ class Drafters:
     dtype: torch.dtype
     drafter_weights: Path | None
 
-    # --- what a subclass defines --------------------------------------------------------------------------------------
+    # --- defined by a subclass ----------------------------------------------------------------------------------------
 
     def drafter_path(self, part: str) -> Path | None:
-        """The folder or file of a drafter that goes with the target's weights; None where those are random."""
+        """The folder or file of a drafter for the target's weights; None if the weights are random."""
         raise NotImplementedError
 
     def codes(self, images: Tensor) -> Tensor:
-        """Codes (N, h * w) int64 of images (N, 3, H, W) float32 in [-1, 1], as the target learned them."""
+        """Codes (N, h * w) int64 of images (N, 3, H, W) float32 in [-1, 1], as in the target's training."""
         raise NotImplementedError
 
     def smaller(self) -> Language:
-        """An untrained draft model of the family: the target's tokens and prefix, fewer layers."""
+        """An untrained draft model of the family: the target's tokens and prefix, and fewer layers."""
         raise NotImplementedError
 
     def read_smaller(self, path: Path) -> Language:
         """A draft model from the official files of its family."""
         raise NotImplementedError
 
-    # --- what all share -----------------------------------------------------------------------------------------------
+    # --- shared by all ------------------------------------------------------------------------------------------------
 
     def drafter_network(self, name: str | Mapping[str, Any]) -> Any:
-        """The network that a drafter declares, with the weights at drafter_weights= or next to the target's."""
+        """The network that a drafter declares, with the weights at drafter_weights= or in the target's folder."""
         return self._loader(name).load()
 
     def untrained(self, name: str, heads: int = 5) -> nn.Module:
-        """A drafter network that fits the target, at the start of training; heads: of Medusa."""
+        """An untrained drafter network that fits the target. heads: number of Medusa heads."""
         network: nn.Module = self._loader(name).untrained(heads)
         return network
 
@@ -86,10 +86,10 @@ class NetworkLoader(Generic[N]):
     title: str  # in messages
     seed: int  # of random weights
     module: Callable[[Any], N]  # of a configuration
-    config: Callable[..., Any]  # of the fields in a file of this project's own format
+    config: Callable[..., Any]  # of the fields in a file of specbench's format
 
     def __init__(self, bundle: Drafters, folder: str) -> None:
-        """folder: of the weights next to the target's, and the kind in a file of this project's own format."""
+        """folder: folder of the weights in the target's folder; also the kind in a file of specbench's format."""
         self.bundle, self.target, self.folder = bundle, bundle.target, folder
 
     def load(self) -> N:
@@ -100,23 +100,23 @@ class NetworkLoader(Generic[N]):
         return self.read(path)
 
     def read(self, path: Path) -> N:
-        """The network in a folder or file. UsageError where it does not fit the target."""
-        own = own_file(path)
-        read = self._own(own) if own is not None else self.read_official(path)
-        if not self.fits(read):
+        """The network in a folder or file. Raises UsageError if it does not fit the target."""
+        file = specbench_file(path)
+        network = self._read_file(file) if file is not None else self.read_official(path)
+        if not self.fits(network):
             raise UsageError(
                 f"the {self.title} in {path} was trained for another target than {self.bundle.name}; train one for this"
             )
-        return read
+        return network
 
-    def _own(self, path: Path) -> N:
+    def _read_file(self, path: Path) -> N:
         return checkpoints.load(path, self.folder, self.module, self.config, self.bundle.device, self.bundle.dtype)
 
     def untrained(self, heads: int = 5) -> N:
         raise NotImplementedError
 
     def read_official(self, path: Path) -> N:
-        """From the files that its makers publish."""
+        """From the files that its authors publish."""
         raise NotImplementedError
 
     def fits(self, network: N) -> bool:
@@ -135,7 +135,7 @@ class EagleLoader(NetworkLoader[EagleNetwork]):
         return (c.dim, c.vocab_size) == (self.target.block.dim, rows) and layers < len(self.target.layers)
 
     def read_official(self, path: Path) -> EagleNetwork:
-        """From LANTERN's layout: config.json next to the tensors."""
+        """From LANTERN's layout: config.json and the tensors in one folder."""
         source = official.open_source(path)
         cfg = self._config(path, source)
         table = naming.eagle(cfg.block, cfg.input_norm, cfg.n_layer, cfg.fc_bias)
@@ -143,8 +143,8 @@ class EagleLoader(NetworkLoader[EagleNetwork]):
         return official.load(lambda: EagleNetwork(cfg), source, table, bundle.device, bundle.dtype, naming.ROTARY)
 
     def _config(self, path: Path, source: official.CheckpointSource) -> EagleConfig:
-        """The shape of a drafter in LANTERN's layout: from its config.json or, where there is none, from its tensors.
-        No tensor gives the number of heads; it is then the target's."""
+        """The shape of a drafter in LANTERN's layout: from its config.json or, if it is missing, from its tensors.
+        Tensors do not give the number of heads, so it is then the target's."""
         file = (path if path.is_dir() else path.parent) / "config.json"
         like, shapes = eagle.like_shape(self.target), {name: info.shape for name, info in source.tensors.items()}
         depth = _layers(source)
@@ -184,12 +184,12 @@ class DraftModelLoader(NetworkLoader[Language]):
 
     title, seed = "draft model", 3
 
-    def _own(self, path: Path) -> Language:
+    def _read_file(self, path: Path) -> Language:
         like: Any = self.target
 
         def build(cfg: Any) -> Language:
-            made: Language = type(like)(cfg, like.image) if isinstance(like, Unified) else type(like)(cfg)
-            return made
+            model: Language = type(like)(cfg, like.image) if isinstance(like, Unified) else type(like)(cfg)
+            return model
 
         return checkpoints.load(path, self.folder, build, type(like.cfg), self.bundle.device, self.bundle.dtype)
 
@@ -200,21 +200,21 @@ class DraftModelLoader(NetworkLoader[Language]):
         return self.bundle.read_smaller(path)
 
     def fits(self, network: Language) -> bool:
-        """Whether vocabulary, prefix and grid are the target's."""
+        """Whether vocabulary, prefix and grid equal the target's."""
         return _interface(network) == _interface(self.target)
 
 
-def own_file(path: Path) -> Path | None:
-    """The file in this project's own format at a path, if there is one."""
+def specbench_file(path: Path) -> Path | None:
+    """The file in specbench's format at a path, or None."""
     if path.suffix == ".safetensors" and path.name != "model.safetensors":
         return path
-    own = path / registry.DRAFTER_FILE
-    return own if own.is_file() else None
+    file = path / registry.DRAFTER_FILE
+    return file if file.is_file() else None
 
 
 def _layers(source: official.CheckpointSource) -> int:
     """The number of layers of a drafter, from the names of its tensors."""
-    numbers = {int(found[1]) for name in source.tensors if (found := re.match(r"layers\.(\d{1,6})\.", name))}
+    numbers = {int(match[1]) for name in source.tensors if (match := re.match(r"layers\.(\d{1,6})\.", name))}
     if not numbers or numbers != set(range(len(numbers))):
         raise UsageError(
             f"{source.path} has no known layout of an EAGLE drafter: its layers must be layers.0, layers.1, ...; name"
@@ -224,8 +224,7 @@ def _layers(source: official.CheckpointSource) -> int:
 
 
 def _config_from_shapes(shapes: Mapping[str, tuple[int, ...]], like: EagleConfig) -> dict[str, Any]:
-    """The values of config.json, from shapes. The check that follows finds a missing tensor, or one that is not a
-    matrix."""
+    """The values of config.json, from shapes. A later check reports a missing tensor, or one that is not a matrix."""
 
     def rows(name: str, otherwise: int) -> int:
         shape = shapes.get(name, ())
@@ -258,27 +257,27 @@ _NUMBERS = ("rms_norm_eps", "rope_theta")  # the others are integers
 
 
 def _sizes(file: Path, otherwise: Mapping[str, Any], c: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `_SIZES`; otherwise: values of what a config.json `c` may leave out."""
+    """The fields of `_SIZES`. otherwise: defaults of values that a config.json `c` may omit."""
     otherwise = {"num_key_value_heads": c.get("num_attention_heads"), **otherwise}
     values = {name: otherwise.get(name) if c.get(name) is None else c[name] for name in _SIZES}
     for name, value in values.items():
         if value is None:
-            raise UsageError(f"{file} lacks '{name}'; take the one published with the drafter")
-        kinds, wanted = ((int, float), "a number above 0") if name in _NUMBERS else ((int,), "an integer of at least 1")
+            raise UsageError(f"{file} has no '{name}'; take the one published with the drafter")
+        kinds, what = ((int, float), "a number above 0") if name in _NUMBERS else ((int,), "an integer of at least 1")
         if type(value) not in kinds or not 0 < value < math.inf:
-            raise UsageError(f"{file}: {name} must be {wanted} (got {value!r}); correct it")
+            raise UsageError(f"{file}: {name} must be {what} (got {value!r}); correct it")
     return {_SIZES[name]: value for name, value in values.items()}
 
 
 def _interface(model: Language) -> tuple[Any, ...]:
-    """What a draft model shares with its target."""
+    """The sizes that a draft model must share with its target."""
     cfg: Any = model.cfg
     return model.vocab_size, model.length, model.width, getattr(cfg, "cls_token_num", None)
 
 
 def exported(head: EagleNetwork, dtype: torch.dtype) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """config.json and the tensors of LANTERN's layout (reference manifests of its drafters). UsageError for a drafter
-    on several layers, which has no such layout."""
+    """config.json and the tensors in LANTERN's layout (reference manifests of its drafters). Raises UsageError for a
+    drafter that reads several layers, which this layout does not support."""
     c = head.cfg
     if c.aux_hidden_layers:
         raise UsageError("LANTERN's layout cannot hold a drafter that reads several layers of its target")

@@ -32,35 +32,36 @@ from specbench.models.unified import ImageTokens, UnifiedConfig, image_tokens
 FIRST_CODE = 151854
 NEW_LINE, FRAME_END, IMAGE_END, SEQUENCE_END = 151846, 151847, 151853, 151850
 AREA = 720 * 720  # pixels of an image
-TEXT_IDS = 151643  # ids below are of text
+TEXT_IDS = 151643  # smaller ids are text
 
 FULL = UnifiedConfig(4096, 32, 32, 8, 14336, 184622, rope_base=1e6)
 REDUCED = UnifiedConfig(32, 2, 2, 1, 64, FIRST_CODE + 64, rope_base=1e6)
-REDUCED_CODES, REDUCED_SIDE = 64, 4  # a row of codes
+REDUCED_CODES, REDUCED_SIDE = 64, 4  # codes of a reduced tokenizer, and per row of its image
 
 
 def grid(area: int, ratio: str, patch: int) -> tuple[int, int]:
-    """(rows, columns) of codes of an image of about `area` pixels; ratio "width:height", patch: pixels a code."""
+    """(rows, columns) of codes of an image of about `area` pixels. ratio: "width:height"; patch: pixels per side of a
+    code."""
     width, height = (int(x) for x in ratio.split(":"))
     unit = math.sqrt(area / (width * height))
     return round(height * unit / patch), round(width * unit / patch)
 
 
 def image(codes: Tensor, rows: int, columns: int) -> ImageTokens:
-    """Rows of codes, each with its new line, then the ends of frame, image and sequence.
+    """Rows of codes, each followed by a new line, then the ends of frame, image and sequence.
 
-    The official constraint forces a new line wherever a row would end, also after the image, which is visible in
-    images of one or two columns (golden emu3_image_grammar).
+    The official constraint forces a new line at every position where a row would end, even after the image. This is
+    visible in images of one or two columns (golden emu3_image_grammar).
     """
-    made = image_tokens(codes, rows, columns, NEW_LINE, [FRAME_END, IMAGE_END, SEQUENCE_END])
-    position = torch.arange(1, len(made.grammar) + 1)
-    forced = torch.where(position % (columns + 1) == 0, len(codes), made.grammar.forced)
-    return replace(made, grammar=Grammar(len(codes), forced))
+    tokens = image_tokens(codes, rows, columns, NEW_LINE, [FRAME_END, IMAGE_END, SEQUENCE_END])
+    position = torch.arange(1, len(tokens.grammar) + 1)
+    forced = torch.where(position % (columns + 1) == 0, len(codes), tokens.grammar.forced)
+    return replace(tokens, grammar=Grammar(len(codes), forced))
 
 
 @dataclass(frozen=True)
 class Emu3Ids:
-    """Special ids of Emu3's vocabulary that a prompt is made of (manifest Emu3-Gen)."""
+    """Special ids of Emu3's vocabulary in a prompt (manifest Emu3-Gen)."""
 
     pad: int = 151643
     bos: int = 151849
@@ -69,10 +70,10 @@ class Emu3Ids:
 
 
 def emu3_prompt(encode: Encode, prompt: str, rows: int, columns: int, suffix: str, negative: str) -> Prompt:
-    """[bos] prompt + suffix [boi] "rows*columns" as text [img]; `negative` has the same format, without the suffix,
-    instead of an unconditional prompt (manifest Emu3-Gen, reference README (28), (29)).
+    """[bos] prompt + suffix [boi] "rows*columns" as text [img]. `negative`, in the same format without the suffix,
+    replaces an unconditional prompt (manifest Emu3-Gen, reference README (28), (29)).
 
-    rows and columns count codes: 90 and 90 for 720x720.
+    rows, columns: numbers of codes, 90 and 90 for 720x720.
     """
     ids = Emu3Ids()
     frame = [ids.boi, *encode(f"{rows}*{columns}"), ids.img]
@@ -80,11 +81,11 @@ def emu3_prompt(encode: Encode, prompt: str, rows: int, columns: int, suffix: st
 
 
 class Emu3Text:
-    """Emu3's tokenizer: the official emu3.tiktoken (a base64 token and its rank a line), or a Hugging Face
-    tokenizer.json. Text is normalised to NFC first, as there."""
+    """Emu3's tokenizer: the official emu3.tiktoken (one base64 token and its rank per line), or a Hugging Face
+    tokenizer.json. Text is first normalised to NFC, as in the official code."""
 
     def __init__(self, path: Path) -> None:
-        """`path` is the file or its folder. Raises UsageError for another kind of file."""
+        """path: the file or its folder. Raises UsageError for another kind of file."""
         self.file = find_file(path, "emu3.tiktoken", "tokenizer.json")
         if self.file.suffix == ".json":
             tokenizer, _ = open_tokenizer(self.file)
@@ -93,12 +94,12 @@ class Emu3Text:
             self._encode = byte_pairs(read_ranks(self.file))
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without a beginning or an end of its own."""
+        """The ids of a text, without begin and end tokens."""
         return self._encode(unicodedata.normalize("NFC", text))
 
 
 def read_ranks(file: Path) -> dict[bytes, int]:
-    """Token -> rank, which is its id, of a .tiktoken file. Raises UsageError with the line of a mistake."""
+    """Token -> rank, which is its id, from a .tiktoken file. Raises UsageError with the line of a mistake."""
     ranks: dict[bytes, int] = {}
     try:
         lines = file.read_text(encoding="ascii").splitlines()
@@ -115,23 +116,23 @@ def read_ranks(file: Path) -> dict[bytes, int]:
             ranks[token] = int(rank)
         except (ValueError, binascii.Error):
             raise UsageError(f"{file}, line {number}: not a new token and its rank; fetch the file again") from None
-    if absent := [b for b in range(256) if bytes([b]) not in ranks]:
-        raise UsageError(f"{file} has no token for the byte {absent[0]}; fetch it again")
+    if missing := [b for b in range(256) if bytes([b]) not in ranks]:
+        raise UsageError(f"{file} has no token for the byte {missing[0]}; fetch it again")
     return ranks
 
 
 def byte_pairs(ranks: Mapping[bytes, int]) -> Encode:
-    """Byte-pair encoding from ranks alone: of all neighbours in a piece of text, those two are merged next whose union
-    has the lowest rank."""
+    """Byte-pair encoding from ranks: in a piece of text, the next two neighbours to merge are the pair whose union has
+    the lowest rank."""
     cut = pre_tokenizers.Split(Regex(PIECES), "isolated")
 
     def merge(piece: bytes) -> list[int]:
         parts = [piece] if piece in ranks else [piece[i : i + 1] for i in range(len(piece))]
         while len(parts) > 1:
             unions = [ranks.get(a + b) for a, b in itertools.pairwise(parts)]
-            if not (known := [rank for rank in unions if rank is not None]):
+            if not (possible := [rank for rank in unions if rank is not None]):
                 break
-            i = unions.index(min(known))
+            i = unions.index(min(possible))
             parts[i : i + 2] = [parts[i] + parts[i + 1]]
         return [ranks[part] for part in parts]
 

@@ -1,13 +1,13 @@
-"""Emu3.5-Image: Emu3's vocabulary of text and grammar of rows, norms of queries and keys, and IBQ's image tokenizer.
+"""Emu3.5-Image: Emu3's text vocabulary and grammar of rows, norms on queries and keys, and IBQ's image tokenizer.
 
 Facts: baaivision/Emu3.5@8fcf1da4, src/emu3p5/modeling_emu3.py (an RMSNorm of each head's queries and keys before the
 rotary embedding), src/utils/logits_processor.py (ids, grammar, guidance), src/utils/generation_utils.py (pixels) and
-configs/example_config_t2i.py (prompts, sampling). The sizes of the network add up to 31.2 billion parameters of blocks
-and 2.9 of tables, the published numbers (arXiv 2510.26583); a loaded file gives its own sizes.
+configs/example_config_t2i.py (prompts, sampling). The network has 31.2 billion parameters in blocks and 2.9 billion in
+tables, the published numbers (arXiv 2510.26583); a loaded file gives its own sizes.
 
-The official guidance mixes log-probabilities, and logits are mixed here: both differ by a constant per row, so the
-distributions are the same. The image's first tokens ("rows*columns" between its start and the first code) are sampled
-there unless a size is set, and are part of the prompt here.
+The official guidance mixes log-probabilities; here, logits are mixed. Both differ by a constant per row, so the
+distributions are the same. Officially, the image's first tokens ("rows*columns" between its start and the first code)
+are sampled unless a size is set; here, they are part of the prompt.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from specbench.models.pixels import truncated
 from specbench.models.unified import ImageTokens, UnifiedConfig, image_tokens
 
 SIDE = 64  # rows and columns of codes: 1024 x 1024 pixels
-#: IBQ (arXiv 2412.02692). The codebook's 131,072 vectors of 256 numbers and the two 1x1 convolutions are the official
-#: code's; widths, depths and the level with attention come from a port of its encoder (Apertus 1.5's vision
-#: tokenizer in transformers), and a file's tensors replace the widths and depths.
+#: IBQ (arXiv 2412.02692). The codebook's 131,072 vectors of 256 numbers and the two 1x1 convolutions are from the
+#: official code. Widths, depths and the level with attention are from a port of its encoder (Apertus 1.5's vision
+#: tokenizer in transformers); the tensors of a file replace widths and depths.
 IBQ = vq.VQConfig(
     ch=256,
     num_res_blocks=4,
@@ -54,21 +54,21 @@ def full(model: str) -> UnifiedConfig:
 
 @dataclass(frozen=True)
 class Emu35Ids(Emu3Ids):
-    """Special ids of a prompt; answer_start is <|extra_100|>."""
+    """Special ids of a prompt. answer_start is <|extra_100|>."""
 
     answer_start: int = 151746
 
 
 def image(codes: Tensor, rows: int, columns: int) -> ImageTokens:
-    """Rows of codes with a new line between them, and the image's end after the last one."""
-    made = image_tokens(codes, rows, columns, NEW_LINE, [IMAGE_END])
-    forced = made.grammar.forced
-    return replace(made, grammar=Grammar(len(codes), torch.cat([forced[:-2], forced[-1:]])))
+    """Rows of codes with new lines between them, and the image's end after the last row."""
+    tokens = image_tokens(codes, rows, columns, NEW_LINE, [IMAGE_END])
+    forced = tokens.grammar.forced
+    return replace(tokens, grammar=Grammar(len(codes), torch.cat([forced[:-2], forced[-1:]])))
 
 
 def emu35_prompt(encode: Encode, prompt: str, rows: int, columns: int, instruction: str, negative: str) -> Prompt:
-    """[bos] instruction [answer start] [image start] "rows*columns" as text [image]; `negative` instead of the
-    instruction without a prompt. `instruction` holds {prompt}."""
+    """[bos] instruction [answer start] [image start] "rows*columns" as text [image]. The unconditional prompt has
+    `negative` instead of the instruction. `instruction` contains {prompt}."""
     ids = Emu35Ids()
     frame = [ids.answer_start, ids.boi, *encode(f"{rows}*{columns}"), ids.img]
     return Prompt([ids.bos, *encode(instructed(instruction, prompt)), *frame], [ids.bos, *encode(negative), *frame])
@@ -102,5 +102,5 @@ class Emu35(UnifiedModel):
 
 
 def tokens_of_image(cfg: Mapping[str, Any]) -> int:
-    """Tokens of an image: rows of codes, after each a new line or the image's end; loads nothing."""
+    """Number of tokens of an image: rows of codes, each followed by a new line or the image's end. Loads nothing."""
     return SIDE * (SIDE + 1)

@@ -1,14 +1,14 @@
-"""GLM-Image's autoregressive stage: a GLM-4 that writes a preview grid of codes, then the full grid, for a diffusion
-stage that is not here.
+"""GLM-Image's autoregressive stage: a GLM-4 that writes a preview grid of codes, then the full grid. The diffusion
+stage that reads them is not part of specbench.
 
 Facts: huggingface/transformers@d8c1e284, src/transformers/models/glm_image (network, prompt, positions), and
-huggingface/diffusers@3ecf89d0, src/diffusers/pipelines/glm_image/pipeline_glm_image.py (what is generated). Nothing
-forbids an id: the head's 16,512 ids, of which 16,384 are codes, compete at every position. The official code ends an
-image at the model's end id, and then fails; here that id is one of them. The token after the full grid, which the
-official code samples and leaves out, is the end id here.
+huggingface/diffusers@3ecf89d0, src/diffusers/pipelines/glm_image/pipeline_glm_image.py (generated tokens). No id is
+forbidden: all 16,512 ids of the head, 16,384 of them codes, compete at every position. The official code ends an image
+at the model's end id and then fails; here, this id is an ordinary token. The token after the full grid is the end id;
+the official code samples it and drops it.
 
-The image tokenizer has an encoder alone, a vision Transformer, which is not here. The files of a run hold the full
-grid's tokens, one pixel for a token.
+The image tokenizer only has an encoder, a vision Transformer, which is not part of specbench. The image files of a run
+show the tokens of the full grid, one pixel per token.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from specbench.models.loading.unified_official import Encode, Prompt, UnifiedMod
 from specbench.models.unified import ImageTokens, UnifiedConfig
 from specbench.storage import image_files
 
-SIDE, PATCH, PREVIEW = 1024, 32, 16  # pixels of a side, and of a code's; codes of a side of a square preview
-CODES, OUTPUTS, END = 16384, 16512, 16385  # codes, ids of the head, and the id that ends an image
-TEXT_IDS, VOCABULARY = 150000, 168064  # of the input table; ids of text are somewhere below the special ones
+SIDE, PATCH, PREVIEW = 1024, 32, 16  # pixels per side of an image and of a code; codes per side of a square preview
+CODES, OUTPUTS, END = 16384, 16512, 16385  # number of codes and of ids of the head; the id that ends an image
+TEXT_IDS, VOCABULARY = 150000, 168064  # of the input table; ids of text are below the special ids
 CODEBOOK = "model.vqmodel.quantize.embedding.weight"
-#: Grids that follow each other in an image (see `harness.method.check`).
+#: Number of grids in an image (see `harness.method.check`).
 GRIDS = 2
 
-#: Pairs of a head that time, row and column rotate: half of them. A third party's copy of the published config.json has
-#: these numbers and theta 10,000; a loaded file gives its own.
+#: Numbers of a head's pairs that time, row and column rotate: half of the pairs. These numbers and theta 10,000 are
+#: from a third party's copy of the published config.json; a loaded file gives its own.
 _GLM: dict[str, Any] = {"norms": "both", "qkv_bias": True, "rope_base": 10000.0, "norm_eps": 1e-5}
 REDUCED_GRIDS = (2, 2), (4, 4)
 REDUCED = UnifiedConfig(32, 2, 2, 1, 64, VOCABULARY, sections=(1, 1, 2), **_GLM)
@@ -52,15 +52,15 @@ def full(model: str) -> UnifiedConfig:
 
 
 def grids(height: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(rows, columns) of the preview and of the full grid of an image of height x width pixels. The preview has about
-    PREVIEW * PREVIEW codes, in the shape of the image."""
+    """(rows, columns) of the preview and of the full grid, for an image of height x width pixels. The preview has about
+    PREVIEW * PREVIEW codes and the image's aspect ratio."""
     rows, columns = height // PATCH, width // PATCH
     ratio = rows / columns
     return (int(PREVIEW * math.sqrt(ratio)), int(PREVIEW * math.sqrt(1 / ratio))), (rows, columns)
 
 
 def image(preview: tuple[int, int], whole: tuple[int, int]) -> ImageTokens:
-    """A preview grid of (rows, columns), the full one, and the end. Any id of the head may be at a position of both."""
+    """A preview grid of (rows, columns), the full grid `whole`, and the end. Both grids may have any id of the head."""
     free = math.prod(preview) + math.prod(whole)
     forced = torch.cat([torch.full((free,), -1), torch.tensor([END])])
     return ImageTokens(torch.arange(OUTPUTS), Grammar(OUTPUTS, forced), whole[1], (preview, whole))
@@ -68,7 +68,7 @@ def image(preview: tuple[int, int], whole: tuple[int, int]) -> ImageTokens:
 
 @dataclass(frozen=True)
 class GlmIds:
-    """Special ids of a prompt. Where there is a tokenizer, it gives them by their names."""
+    """Special ids of a prompt. A tokenizer, if any, gives them by their names."""
 
     image_start: int = 16384
     grid_start: int = 167845
@@ -81,23 +81,24 @@ class GlmText(NamedText):
     model = "GLM-Image"
 
     def ids(self) -> GlmIds:
-        """The special ids, by their names. Raises UsageError where one is missing."""
+        """The special ids, by their names. Raises UsageError if one is missing."""
         names = {"image_start": "<|dit_token_16384|>", "grid_start": "<sop>", "grid_end": "<eop>"}
         return GlmIds(**self.named(names))
 
 
-def glm_prompt(encode: Encode, prompt: str, made: ImageTokens, ids: GlmIds) -> Prompt:
-    """prompt [grid start] "H W" [grid end] [grid start] "h w" [grid end] [image start], the full grid before the
-    preview. The official code has no guidance in this stage; the unconditional prompt here is the same without text."""
+def glm_prompt(encode: Encode, prompt: str, tokens: ImageTokens, ids: GlmIds) -> Prompt:
+    """prompt [grid start] "H W" [grid end] [grid start] "h w" [grid end] [image start]; the full grid comes before the
+    preview. The official code has no guidance in this stage; here, the unconditional prompt is the same without
+    text."""
     frame = []
-    for rows, columns in reversed(made.grids):
+    for rows, columns in reversed(tokens.grids):
         frame += [ids.grid_start, *encode(f"{rows} {columns}"), ids.grid_end]
     frame.append(ids.image_start)
     return Prompt([*encode(prompt), *frame], frame)
 
 
 class Codes(nn.Module):
-    """The code vectors of a tokenizer whose images are drawn elsewhere."""
+    """The code vectors of a tokenizer whose decoder is not part of specbench."""
 
     def __init__(self, codes: int, width: int) -> None:
         super().__init__()
@@ -114,7 +115,7 @@ class GlmImage(UnifiedModel):
     def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(cfg, device, dtype)
         self.image = image(*REDUCED_GRIDS) if self.reduced else image(*grids(SIDE, SIDE))
-        self.resolution = self.image.width  # of the files: a pixel is a token
+        self.resolution = self.image.width  # of the files: one pixel per token
         self.ids, self.text = GlmIds(), lambda text: hashed_ids(text, OUTPUTS, TEXT_IDS)
         if self.folder is None:
             self.tokenizer = self.random(lambda: Codes(CODES, 16 if self.reduced else 2048), 2, torch.float32)
@@ -132,8 +133,7 @@ class GlmImage(UnifiedModel):
 
     def codes(self, images: Tensor) -> Tensor:
         raise UsageError(
-            f"{self.name}'s encoder of images is not part of specbench: train on tokens that the target draws"
-            " (source=self)"
+            f"{self.name}'s image encoder is not part of specbench: train on tokens that the target draws (source=self)"
         )
 
     def decode_image(self, codes: Tensor) -> np.ndarray:
@@ -141,15 +141,15 @@ class GlmImage(UnifiedModel):
         return image_files.code_map(self._full_grid(codes).cpu().numpy())
 
     def code_grid(self, tokens: Tensor) -> Tensor:
-        """Without the preview's codes."""
+        """The codes without the preview."""
         return self._full_grid(tokens[:, self.image.grammar.free.to(tokens.device)])
 
     def _full_grid(self, codes: Tensor) -> Tensor:
-        """The codes (B, rows, columns) of the full grid, which follow the preview's."""
+        """The codes (B, rows, columns) of the full grid, which follow the preview's codes."""
         rows, columns = self.image.grids[-1]
         return codes[:, -rows * columns :].reshape(-1, rows, columns)
 
 
 def tokens_of_image(cfg: Mapping[str, Any]) -> int:
-    """Tokens of an image: both grids and the end; loads nothing."""
+    """Number of tokens of an image: both grids and the end. Loads nothing."""
     return sum(map(math.prod, grids(SIDE, SIDE))) + 1

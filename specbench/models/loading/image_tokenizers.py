@@ -1,4 +1,4 @@
-"""Official files of image tokenizers: LlamaGen's (Janus-Pro's, too), Chameleon's and MAR's autoencoders, Emu3's
+"""Loads official files of image tokenizers: LlamaGen's (also in Janus-Pro), Chameleon's and MAR's autoencoders, Emu3's
 vision tokenizer and Cosmos."""
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Tokenizer = TypeVar("Tokenizer", bound=Autoencoder)
 
 
 def _taming(name: str, last: int | None = None) -> str:
-    """taming-transformers' name of a tensor. last: the number of the decoder's last level where its levels are numbered
-    by resolution, 0 the highest; None where they are numbered as they run."""
-    for ours, theirs in (
+    """taming-transformers' name of a tensor. last: the number of the decoder's last level if levels are numbered by
+    resolution (0: the highest); None if they are numbered in the order in which they run."""
+    for own_name, taming_name in (
         ("coder.mid.0.", "coder.mid.block_1."),
         ("coder.mid.1.", "coder.mid.attn_1."),
         ("coder.mid.2.", "coder.mid.block_2."),
@@ -41,20 +41,19 @@ def _taming(name: str, last: int | None = None) -> str:
         ("decoder.conv_blocks.", "decoder.up."),
         (".res.", ".block."),
     ):
-        name = name.replace(ours, theirs)
+        name = name.replace(own_name, taming_name)
     return name if last is None else re.sub(r"(?<=decoder\.up\.)\d+", lambda m: str(last - int(m[0])), name)
 
 
 def llamagen_table(cfg: VQConfig) -> Table:
-    """The table of `vq_ds*.pt` (under the key "model"): each tensor keeps its own name."""
+    """The table of `vq_ds*.pt` (under the key "model"): the names are the same."""
     with torch.device("meta"):
         return official.own_names(Autoencoder(cfg))
 
 
 def taming_table(cfg: VQConfig) -> Table:
     """The table of Chameleon's `vqgan.ckpt` (under "state_dict"), MAR's `kl16.ckpt` (under "model") and NextStep's
-    `checkpoint.pt`.
-    Their decoder levels are numbered by resolution (notes of the golden chameleon_vqgan)."""
+    `checkpoint.pt`. Their decoder levels are numbered by resolution (notes of the golden chameleon_vqgan)."""
     return {_taming(name, len(cfg.ch_mult) - 1): part for name, part in llamagen_table(cfg).items()}
 
 
@@ -63,16 +62,16 @@ def _janus_prefix(names: Container[str]) -> str:
 
 
 def janus_layout(names: Container[str], cfg: VQConfig) -> Layout:
-    """The table and the ignored names of LlamaGen's tokenizer inside a Janus-Pro file: after `gen_vision_model.` and by
-    LlamaGen's names in DeepSeek's layout, after `model.vqmodel.` in transformers'."""
+    """The table and the ignored names of LlamaGen's tokenizer in a Janus-Pro file. DeepSeek's layout has the prefix
+    `gen_vision_model.` and LlamaGen's names; transformers' layout has the prefix `model.vqmodel.`."""
     prefix = _janus_prefix(names)
-    own = prefix == "gen_vision_model."
-    table = {prefix + (name if own else _taming(name)): part for name, part in llamagen_table(cfg).items()}
+    is_deepseek = prefix == "gen_vision_model."
+    table = {prefix + (name if is_deepseek else _taming(name)): part for name, part in llamagen_table(cfg).items()}
     return table, [rf"(?!{re.escape(prefix)}).*", rf"{re.escape(prefix)}quantize\.codebook_used"]
 
 
 def load_janus(source: CheckpointSource, published: VQConfig, device: torch.device) -> VQModel:
-    """The tokenizer inside a Janus-Pro file, in float32. Errors are those of `sized` and `official.load`."""
+    """The tokenizer in a Janus-Pro file, in float32. Raises the errors of `sized` and `official.load`."""
     prefix = _janus_prefix(source.tensors)
     shapes = {n.removeprefix(prefix): i.shape for n, i in source.tensors.items() if n.startswith(prefix)}
     cfg = sized(published, shapes, str(source.path))
@@ -81,8 +80,8 @@ def load_janus(source: CheckpointSource, published: VQConfig, device: torch.devi
 
 
 def _encoder_sizes(shapes: Mapping[str, tuple[int, ...]], first: str, blocks: str) -> dict[str, Any]:
-    """An encoder's widths and depth, from the name of its first convolution and a pattern of its residual blocks' (its
-    group is the level). Raises LookupError and ZeroDivisionError."""
+    """Widths and depth of an encoder. first: name of its first convolution; blocks: pattern of the names of residual
+    blocks, whose group is the level. Raises LookupError and ZeroDivisionError."""
     widths: dict[int, list[int]] = {}
     for name, shape in shapes.items():
         if m := re.fullmatch(blocks, name):
@@ -93,11 +92,11 @@ def _encoder_sizes(shapes: Mapping[str, tuple[int, ...]], first: str, blocks: st
 
 
 def sized(official: VQConfig, shapes: Mapping[str, tuple[int, ...]], where: str = "the file") -> VQConfig:
-    """`official` with the sizes of a file, read from the shapes of its tensors under either naming; UsageError where
-    they do not fit an autoencoder.
+    """`official` with the sizes of a file, from the shapes of its tensors (in either naming). Raises UsageError if they
+    do not fit an autoencoder.
 
-    The file formats carry no sizes. What no shape determines (norm groups, the codebook's use), and the levels with
-    attention, stay as in `official`.
+    The files do not contain sizes. Fields that shapes do not determine (norm groups, use of the codebook, levels with
+    attention) are taken from `official`.
     """
     blocks = r"encoder\.(?:conv_blocks|down)\.(\d+)\.(?:res|block)\.\d+\.conv2\.weight"
     try:
@@ -116,16 +115,16 @@ def sized(official: VQConfig, shapes: Mapping[str, tuple[int, ...]], where: str 
         raise UsageError(f"{where} does not hold this kind of image tokenizer; name the official file") from e
 
 
-#: Names that inference does not use. LlamaGen: the codes that were used lately; vqgan.ckpt and kl16.ckpt, which the
-#: official code reads with strict=False: the discriminator, a moving average.
+#: Names that inference does not use. LlamaGen: the recently used codes. vqgan.ckpt and kl16.ckpt, which the official
+#: code reads with strict=False: the discriminator, and a moving average.
 LLAMAGEN_IGNORED, TAMING_IGNORED = (r"quantize\.codebook_used",), (r"loss\..*", r"model_ema\..*")
 
 
 def load_autoencoder(
     module: Callable[[VQConfig], Tokenizer], published: VQConfig, path: Path, device: torch.device, llamagen: bool
 ) -> Tokenizer:
-    """A published kind of autoencoder with the sizes of a file, in float32. llamagen: the file has LlamaGen's names,
-    else taming-transformers'. Errors are those of `sized` and `official.load`."""
+    """A published kind of autoencoder with the sizes of a file, in float32. llamagen: whether the file has LlamaGen's
+    names, otherwise taming-transformers'. Raises the errors of `sized` and `official.load`."""
     source = official.open_source(path)
     cfg = sized(published, {name: info.shape for name, info in source.tensors.items()}, str(source.path))
     table, ignored = (llamagen_table(cfg), LLAMAGEN_IGNORED) if llamagen else (taming_table(cfg), TAMING_IGNORED)
@@ -135,7 +134,7 @@ def load_autoencoder(
 def load_emu3_vision(
     cfg: Emu3VQVAEConfig, source: CheckpointSource, device: torch.device | str, dtype: torch.dtype
 ) -> Emu3Vision:
-    """The tokenizer from Emu3-VisionTokenizer's files or transformers' own; errors as in `official.load`."""
+    """The tokenizer from files of Emu3-VisionTokenizer or transformers. Raises the errors of `official.load`."""
     table, ignored = emu3_layout(cfg, source.tensors)
     model = official.load(lambda: emu3_vision(cfg, source.tensors), source, table, device, dtype, ignored)
     for layer in _linear(model):
@@ -144,7 +143,7 @@ def load_emu3_vision(
 
 
 def emu3_vision(cfg: Emu3VQVAEConfig, names: Container[str]) -> Emu3Vision:
-    """The tokenizer with its tensors in the shapes that a file of these names has."""
+    """The tokenizer, with tensors in the shapes of a file with these names."""
     model = Emu3Vision(cfg)
     if _prefix(names) is None:
         for layer in _linear(model):  # 1x1 convolutions officially
@@ -153,31 +152,31 @@ def emu3_vision(cfg: Emu3VQVAEConfig, names: Container[str]) -> Emu3Vision:
 
 
 def emu3_layout(cfg: Emu3VQVAEConfig, names: Container[str]) -> Layout:
-    """The table and the ignored names, from the names in a file: Emu3-VisionTokenizer's, or transformers' own, alone or
-    inside a complete Emu3 (whose other tensors are ignored). The official names where neither fits."""
+    """The table and the ignored names, from the names in a file: of Emu3-VisionTokenizer, or of transformers, alone or
+    in a complete Emu3 (whose other tensors are ignored). If neither fits, the official names."""
     with torch.device("meta"):
-        ours = [name.removeprefix("vq.") for name in Emu3Vision(cfg).state_dict()]
+        own_names = [name.removeprefix("vq.") for name in Emu3Vision(cfg).state_dict()]
     prefix = _prefix(names)
     if prefix is None:
-        return {_official(name): ParameterSlice(f"vq.{name}") for name in ours}, []
+        return {_official(name): ParameterSlice(f"vq.{name}") for name in own_names}, []
     others = [rf"(?!{re.escape(prefix)}).*"] if prefix else []
-    return {prefix + name: ParameterSlice(f"vq.{name}") for name in ours}, others
+    return {prefix + name: ParameterSlice(f"vq.{name}") for name in own_names}, others
 
 
 def _linear(model: nn.Module) -> Iterator[nn.Linear]:
-    """The attention's layers: nothing else in this network is linear."""
+    """The attention's layers, which are the only linear layers of this network."""
     return (layer for layer in model.modules() if isinstance(layer, nn.Linear))
 
 
 def _prefix(names: Container[str]) -> str | None:
-    """The prefix of transformers' names in a file; None where they are the official ones, or unknown."""
+    """The prefix of transformers' names in a file; None for official or unknown names."""
     prefixes = ("vqmodel.", "model.vqmodel.", "")
     return next((p for p in prefixes if f"{p}encoder.down_block.down.0.block.0.conv1.weight" in names), None)
 
 
 def _official(name: str) -> str:
-    """The official name of a tensor of transformers'."""
-    for pattern, theirs in {
+    """The official name of a tensor, from transformers' name."""
+    for pattern, official_name in {
         r"(down|up)_block\.\1\.": r"\1.",
         r"middle_block\.attn_norm\.": "mid.attn_1.norm.",
         r"middle_block\.": "mid.",
@@ -185,13 +184,13 @@ def _official(name: str) -> str:
         r"([qkv])_proj\.": r"\1.",
         r"out_proj\.": "proj_out.",
     }.items():
-        name = re.sub(pattern, theirs, name)
+        name = re.sub(pattern, official_name, name)
     return name
 
 
 def cosmos_table(names: Iterable[str]) -> Table:
-    """The table of encoder.jit or decoder.jit, from our names of that half: convolutions have another name in between,
-    and norms."""
+    """The table of encoder.jit or decoder.jit, from our names of this half. In the files, names of convolutions and
+    norms have an additional part."""
 
     def official(name: str) -> str:
         layer, _, kind = name.rpartition(".")
@@ -201,8 +200,8 @@ def cosmos_table(names: Iterable[str]) -> Table:
     return {official(name): ParameterSlice(name) for name in names}
 
 
-#: What a still image does not need: the queries and keys of attention over one frame, convolutions over time of levels
-#: that keep it (which a traced archive lacks), and what is no parameter of a network (a table of codes, wavelets).
+#: Tensors that a still image does not need: the queries and keys of attention over one frame, convolutions over time in
+#: levels that keep it (missing in a traced archive), and tensors that are not parameters (a table of codes, wavelets).
 COSMOS_IGNORED = (
     r"(en|de)coder\.mid\.attn_1\.1\.[qk]\.conv3d\..*",
     r"encoder\.down\.\d+\.downsample\.conv2\.conv3d\..*",
@@ -214,8 +213,8 @@ COSMOS_IGNORED = (
 def cosmos_sized(
     official: CosmosConfig, shapes: Mapping[str, tuple[int, ...]], where: str = "the file"
 ) -> CosmosConfig:
-    """`official` with the sizes of an encoder.jit; the levels of its codes, which no shape gives, stay. UsageError
-    where they do not fit."""
+    """`official` with the sizes of an encoder.jit, except the levels of its codes, which shapes do not give. Raises
+    UsageError if they do not fit."""
     blocks = r"encoder\.down\.(\d+)\.block\.\d+\.conv2\.0\.conv3d\.weight"
     try:
         dim, z_channels = shapes["quant_conv.conv3d.weight"][:2]
@@ -228,7 +227,7 @@ def cosmos_sized(
 
 
 def load_cosmos(published: CosmosConfig, folder: Path, device: torch.device) -> Cosmos:
-    """The tokenizer of a folder with encoder.jit and decoder.jit, in float32. Errors are those of `open_archive`,
+    """The tokenizer of a folder with encoder.jit and decoder.jit, in float32. Raises the errors of `open_archive`,
     `cosmos_sized` and `official.load`."""
     encoder, decoder = (open_archive(folder / f"{half}.jit") for half in ("encoder", "decoder"))
     cfg = cosmos_sized(published, {name: info.shape for name, info in encoder.tensors.items()}, str(encoder.path))
@@ -256,14 +255,14 @@ _STORAGES = {
 
 
 class _Module:
-    """An object of an archive: its attributes, whatever its class."""
+    """The attributes of an object of an archive, of any class."""
 
     def __setstate__(self, state: Any) -> None:
         self.attributes = state if isinstance(state, dict) else {}
 
 
 class _Unpickler(pickle.Unpickler):
-    """Of an archive's data.pkl: it knows modules and tensors alone, so nothing in the file is run."""
+    """Reads an archive's data.pkl. It only accepts modules and tensors, so no code in the file is run."""
 
     def __init__(self, stream: IO[bytes], record: Callable[[str], bytes]) -> None:
         """record: the bytes of a storage."""
@@ -290,7 +289,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _attributes(value: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of a module and all within it."""
+    """(name, tensor) pairs of a module and of the modules in it."""
     for name, inner in value.attributes.items() if isinstance(value, _Module) else ():
         if isinstance(inner, Tensor):
             yield prefix + name, inner
@@ -299,10 +298,10 @@ def _attributes(value: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def open_archive(file: Path) -> CheckpointSource:
-    """The tensors of a TorchScript file, named as in its state dict, without its code. UsageError where it is absent or
-    broken.
+    """The tensors of a TorchScript file, named as in its state dict; its code is not run. Raises UsageError for a
+    missing or broken file.
 
-    The file is a zip of a pickle that describes the module's attributes, the bytes of each storage, and the code.
+    The file is a zip archive with a pickle of the module's attributes, the bytes of each storage, and the code.
     """
     if not file.is_file():
         raise UsageError(f"there is no file '{file}'; fetch the weights, or correct the path")
@@ -313,7 +312,7 @@ def open_archive(file: Path) -> CheckpointSource:
             with archive.open(inner) as stream:
                 content = _Unpickler(stream, lambda record: archive.read(f"{storages}{record}")).load()
         return official.from_tensors(dict(_attributes(content)), str(file))
-    except Exception as e:  # a broken archive or pickle raises anything
+    except Exception as e:  # a broken archive or pickle raises any type
         reason = str(e).partition("\n")[0]
         raise UsageError(
             f"'{file}' is not a readable TorchScript archive ({type(e).__name__}: {reason}); fetch it again"

@@ -1,8 +1,9 @@
-"""Janus-Pro: a Llama whose image tokens have inputs and a head of their own.
+"""Janus-Pro: a Llama with separate inputs and a separate head for image tokens.
 
-A code enters through a small embedding and two linear layers. Their product is a table with a row a code, which is
-computed once, when the files are read, and follows the rows of the text in the target's table: the id of a code is the
-size of the text's vocabulary + the code. Facts: reference README_3 (39) to (48) and the manifests of Janus-Pro.
+The input of a code is a small embedding followed by two linear layers. This gives a table with one row per code, which
+is computed once, when the files are read. It is appended to the rows of the text in the target's table: the id of a
+code is the size of the text's vocabulary + the code. Facts: reference README_3 (39) to (48) and the manifests of
+Janus-Pro.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from specbench.models.loading.unified_official import Encode, Prompt, UnifiedMod
 from specbench.models.transformer import BlockConfig
 from specbench.models.unified import ImageTokens, Unified, UnifiedConfig, image_tokens
 
-_CODES = "inputs of the codes"  # no name of a file's
+_CODES = "inputs of the codes"  # not a name in a file
 
-SIDE, CODES = 24, 16384  # an image of 384 x 384 pixels: rows and columns of codes; the codes
-TEXT_IDS = 100000  # ids below are of text
+SIDE, CODES = 24, 16384  # rows and columns of codes of an image of 384 x 384 pixels; number of codes
+TEXT_IDS = 100000  # smaller ids are text
 
 
 def full(model: str) -> UnifiedConfig:
@@ -41,7 +42,7 @@ def full(model: str) -> UnifiedConfig:
 REDUCED_CODES, REDUCED_SIDE = 64, 4
 REDUCED = UnifiedConfig(32, 2, 2, 2, 64, 100100 + REDUCED_CODES, norm_eps=1e-6, head_hidden=24)
 
-#: What a config.json of the 7B model leaves to the defaults of transformers' Llama (README_3 (47)).
+#: Defaults of transformers' Llama that a config.json of the 7B model omits (README_3 (47)).
 _LLAMA = {
     "hidden_size": 4096,
     "intermediate_size": 11008,
@@ -52,7 +53,7 @@ _LLAMA = {
 
 
 class ImageInputs(nn.Module):
-    """The inputs of image tokens as the files hold them: codes (V, d), then two linear layers."""
+    """The inputs of image tokens in the files: codes (V, d), then two linear layers."""
 
     def __init__(self, codes: int, width: int, dim: int) -> None:
         super().__init__()
@@ -60,14 +61,14 @@ class ImageInputs(nn.Module):
         self.first, self.second = nn.Linear(width, dim), nn.Linear(dim, dim)
 
     def table(self) -> Tensor:
-        """A row (V, dim) of each code."""
+        """The inputs of all codes, (V, dim)."""
         x = gelu(linear(self.codes.weight, self.first.weight, self.first.bias))
         return linear(x, self.second.weight, self.second.bias)
 
 
 def layouts(names: Collection[str], layers: int, block: BlockConfig) -> tuple[Layout, Layout]:
-    """The layouts of the language model and of the image tokens' inputs, from the names in a file: DeepSeek's own
-    layout, or transformers'. Raises UsageError where neither fits."""
+    """The layouts of the language model and of the image tokens' inputs, from the names in a file: DeepSeek's layout,
+    or transformers'. Raises UsageError if neither fits."""
     if "gen_embed.weight" in names:
         language, head, inner = "language_model.model.", "gen_head", "output_mlp_projector"
         inputs = ("gen_embed", "gen_aligner.layers.0", "gen_aligner.layers.2")
@@ -86,18 +87,18 @@ def layouts(names: Collection[str], layers: int, block: BlockConfig) -> tuple[La
         )
     table = naming.hugging_face(layers, block, language, f"{head}.vision_head.weight")
     table[f"{head}.vision_head.bias"] = ParameterSlice("output.bias")
-    own = {f"{inputs[0]}.weight": ParameterSlice("codes.weight")}
+    inputs_table = {f"{inputs[0]}.weight": ParameterSlice("codes.weight")}
     for part in ("weight", "bias"):
         table[f"{head}.{inner}.{part}"] = ParameterSlice(f"head_hidden.{part}")
-        for ours, theirs in (("first", inputs[1]), ("second", inputs[2])):
-            own[f"{theirs}.{part}"] = ParameterSlice(f"{ours}.{part}")
-    rest = [*others, *naming.ROTARY]
-    return (table, [*map(re.escape, own), *rest]), (own, [*map(re.escape, table), *rest])
+        for layer, official_name in (("first", inputs[1]), ("second", inputs[2])):
+            inputs_table[f"{official_name}.{part}"] = ParameterSlice(f"{layer}.{part}")
+    ignored = [*others, *naming.ROTARY]
+    return (table, [*map(re.escape, inputs_table), *ignored]), (inputs_table, [*map(re.escape, table), *ignored])
 
 
 @dataclass(frozen=True)
 class JanusIds:
-    """Special ids of Janus-Pro's vocabulary that a prompt is made of (manifest Janus-Pro-1B)."""
+    """Special ids of Janus-Pro's vocabulary in a prompt (manifest Janus-Pro-1B)."""
 
     bos: int = 100000
     pad: int = 100015
@@ -110,13 +111,13 @@ class JanusText(NamedText):
     model = "Janus-Pro"
 
     def ids(self) -> JanusIds:
-        """The special ids, by their names. Raises UsageError where one is missing."""
+        """The special ids, by their names. Raises UsageError if one is missing."""
         names = {"bos": "<｜begin▁of▁sentence｜>", "pad": "<｜▁pad▁｜>", "begin_of_image": "<begin_of_image>"}
         return JanusIds(**self.named(names))
 
     def template(self, prompt: str) -> list[int]:
-        """The ids of what a user asks and an assistant answers to (prompt_formats_3.json). A role that is a token of
-        its own is one id, else text; a prompt cannot spell one."""
+        """The ids of a user's message, and of the start of the assistant's answer (prompt_formats_3.json). A role is
+        one id if it is a special token, otherwise text. A prompt cannot contain special tokens."""
         return [*self._role("<|User|>", f": {prompt.strip()}\n\n"), *self._role("<|Assistant|>", ":")]
 
     def _role(self, name: str, text: str) -> list[int]:
@@ -124,49 +125,49 @@ class JanusText(NamedText):
 
 
 def janus_prompt(text: Sequence[int], ids: JanusIds) -> Prompt:
-    """[bos] text [begin of image]; the unconditional prompt is as long, with padding instead of the text, which is
-    attended to (reference README_3 (39))."""
+    """[bos] text [begin of image]. The unconditional prompt has the same length, with padding instead of the text; this
+    padding is attended to (reference README_3 (39))."""
     return Prompt([ids.bos, *text, ids.begin_of_image], [ids.bos, *[ids.pad] * len(text), ids.begin_of_image])
 
 
 def configured(content: Mapping[str, Any], source: official.CheckpointSource) -> UnifiedConfig:
-    """The language model of a config.json, of either layout, with the rows of its text alone; the tensors give the
-    width of the head. Raises KeyError, TypeError or ValueError for what describes none."""
-    own = content.get("language_config") or content.get("text_config") or content
-    rope = {} if "rope_parameters" in own else {"rope_theta": 10000.0}
+    """The language model of a config.json in either layout, only with the rows of its text. The tensors give the width
+    of the head. Raises KeyError, TypeError or ValueError if it does not describe a language model."""
+    language = content.get("language_config") or content.get("text_config") or content
+    rope = {} if "rope_parameters" in language else {"rope_theta": 10000.0}
     inner = ("gen_head.output_mlp_projector.bias", "model.generation_head.proj_out.bias")
     width = next((source.tensors[name].shape[0] for name in inner if name in source.tensors), 0)
-    return replace(from_hugging_face({**_LLAMA, **rope, **own}, 0), head_hidden=width)
+    return replace(from_hugging_face({**_LLAMA, **rope, **language}, 0), head_hidden=width)
 
 
 def image(text_ids: int, codes: int, side: int) -> ImageTokens:
-    """A square of codes, which are the ids after the text's; nothing between or after them."""
+    """A square of codes, whose ids follow the text's ids, without tokens between or after them."""
     return image_tokens(torch.arange(text_ids, text_ids + codes), side, side, None, [])
 
 
 def load(
     cfg: UnifiedConfig, source: official.CheckpointSource, side: int, device: torch.device | str, dtype: torch.dtype
 ) -> Unified:
-    """The target of a file of either layout; cfg as of `configured`. Errors are those of `official.load`."""
-    (table, ignored), (own, others) = layouts(source.tensors, cfg.n_layer, cfg.block)
-    names = {dest.name: name for name, dest in (own | table).items()}
+    """The target of a file in either layout. cfg: of `configured`. Raises the errors of `official.load`."""
+    (table, ignored), (inputs_table, others) = layouts(source.tensors, cfg.n_layer, cfg.block)
+    names = {dest.name: name for name, dest in (inputs_table | table).items()}
     codes, width = source.tensors[names["codes.weight"]].shape
-    inputs = official.load(lambda: ImageInputs(codes, width, cfg.dim), source, own, device, dtype, others)
-    drawn, every = image(cfg.vocab_size, codes, side), replace(cfg, vocab_size=cfg.vocab_size + codes)
-    # Text and codes are read into one table, which is never in memory twice.
+    inputs = official.load(lambda: ImageInputs(codes, width, cfg.dim), source, inputs_table, device, dtype, others)
+    drawn, full_cfg = image(cfg.vocab_size, codes, side), replace(cfg, vocab_size=cfg.vocab_size + codes)
+    # Text and codes are read into one table, which is not in memory twice.
     rows = {_CODES: inputs.table()}
-    both = source.joined(Path("memory"), lambda: rows)
+    joined = source.joined(Path("memory"), lambda: rows)
     table |= {
         names["tok_embeddings.weight"]: ParameterSlice("tok_embeddings.weight", 0, cfg.vocab_size),
         _CODES: ParameterSlice("tok_embeddings.weight", cfg.vocab_size, codes),
     }
-    return official.load(lambda: Unified(every, drawn), both, table, device, dtype, ignored)
+    return official.load(lambda: Unified(full_cfg, drawn), joined, table, device, dtype, ignored)
 
 
 def read(
     folder: Path, source: official.CheckpointSource, side: int, device: torch.device, dtype: torch.dtype
 ) -> Unified:
-    """The target of a folder, of which `source` has the tensors. Raises UsageError for what does not describe one."""
+    """The target of a folder; `source` has its tensors. Raises UsageError if the folder does not describe a target."""
     cfg = described(folder, lambda content: configured(content, source))
     return load(cfg, source, side, device, dtype)
 
@@ -203,5 +204,5 @@ class Janus(UnifiedModel):
 
 
 def tokens_of_image(cfg: Mapping[str, Any]) -> int:
-    """Tokens of an image; loads nothing."""
+    """Number of tokens of an image. Loads nothing."""
     return SIDE * SIDE

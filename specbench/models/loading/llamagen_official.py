@@ -1,4 +1,4 @@
-"""LlamaGen with its official files: text-conditional XL in two stages, class-conditional L, XL and 3B.
+"""LlamaGen with its official files: text-conditional XL in two stages; class-conditional L, XL and 3B.
 
 Facts: reference README (1) to (10) and the manifests of t2i_XL_stage*, c2i_* and vq_ds16_*.
 """
@@ -24,7 +24,7 @@ from specbench.models.loading.image_tokenizers import load_autoencoder
 from specbench.models.loading.text_official import T5_XL, T5Features, hashed_features
 from specbench.models.pixels import to_uint8
 
-#: Width -> heads of LlamaGen's own files (B, L, XL, XXL, 3B), which do not contain them; of a reduced model too.
+#: Width -> number of heads, which LlamaGen's files (B, L, XL, XXL, 3B) do not contain; also for reduced models.
 HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 3200: 32, 64: 2, 48: 2}
 
 
@@ -59,12 +59,12 @@ class LlamaGenModel(RealModel):
                         f"{self.folder / 'text'} gives features of width {self.text.dim}, the target reads"
                         f" {self.target.cfg.caption_dim}; put the files of google/flan-t5-xl there"
                     )
-        # Only a drafter reads the hidden states of padding, and the published ones were trained on LANTERN's.
+        # Only drafters read the hidden states of padding, and the published drafters were trained on LANTERN's.
         self.target.pads_see_all = True
         self.resolution = self.target.cfg.side * self.tokenizer.cfg.downsample
 
     def absent(self) -> dict[str, int]:
-        """As of `Bundle`: the text encoder, for whose features random ones stand in."""
+        """See `Bundle.absent`: the text encoder, whose features are replaced by random ones."""
         return {"text": T5_XL} if self.text is None and not self.shape.num_classes and not self.reduced else {}
 
     def _pixels(self, folder: Path) -> vq.VQModel:
@@ -78,13 +78,13 @@ class LlamaGenModel(RealModel):
         return tokenizer
 
     def _read(self, folder: Path) -> LlamaGen:
-        """A target from LlamaGen's own file or LANTERN's Hugging Face folder."""
+        """A target from LlamaGen's file or LANTERN's Hugging Face folder."""
         if (folder / "config.json").is_file():
             source = official.open_source(folder)
             try:
                 cfg = from_lantern(official.config(folder))
             except KeyError as e:
-                raise UsageError(f"{folder / 'config.json'} lacks {e}; fetch it again") from e
+                raise UsageError(f"{folder / 'config.json'} has no {e}; fetch it again") from e
         else:
             source = official.open_source(only(folder, ".pt", ".safetensors"))
             cfg = self._from_shapes(source)
@@ -99,7 +99,7 @@ class LlamaGenModel(RealModel):
         return official.load(lambda: LlamaGen(cfg), source, table, self.device, self.dtype, ignored)
 
     def _from_shapes(self, source: official.CheckpointSource) -> LlamaGenConfig:
-        """LlamaGen's own files do not contain their sizes; the image's is the chosen model's."""
+        """The sizes, which LlamaGen's files do not contain. The image's size is the selected model's."""
         t = {name: info.shape for name, info in source.tensors.items()}
         layers = {int(m[1]) for name in t if (m := re.match(r"layers\.(\d+)\.", name))}
         try:
@@ -121,7 +121,7 @@ class LlamaGenModel(RealModel):
             return replace(cfg, cls_token_num=tokens, caption_dim=width)
         except (KeyError, ValueError) as e:
             raise UsageError(
-                f"{source.path} is not a LlamaGen file for {self.name} (it lacks {e}); fetch the official one"
+                f"{source.path} is not a LlamaGen file for {self.name} (it has no {e}); fetch the official one"
             ) from e
 
     def smaller(self) -> LlamaGen:
@@ -132,15 +132,15 @@ class LlamaGenModel(RealModel):
         return self._read(path)
 
     def codebook(self) -> Tensor:
-        """The table as stored (reference README (18))."""
+        """The stored table (reference README (18))."""
         return self.tokenizer.codebook()
 
     @torch.inference_mode()
     def encode(self, prompts: list[str]) -> Conditioning | ClassConditioning:
-        """Captions, or for a class-conditional model class numbers as text."""
+        """prompts: captions or, for a class-conditional model, class numbers as text."""
         if classes := self.shape.num_classes:
-            found = [class_number(p, self.target.cfg.num_classes or classes, self.name) for p in prompts]
-            return ClassConditioning(torch.tensor(found, device=self.device))
+            numbers = [class_number(p, self.target.cfg.num_classes or classes, self.name) for p in prompts]
+            return ClassConditioning(torch.tensor(numbers, device=self.device))
         if self.text is None:
             c = self.target.cfg
             features, valid = hashed_features(prompts, c.cls_token_num, c.caption_dim)
@@ -153,7 +153,7 @@ class LlamaGenModel(RealModel):
 
 
 def from_lantern(c: Mapping[str, Any]) -> LlamaGenConfig:
-    """From the config.json of LANTERN's layout. Raises KeyError for a missing value."""
+    """The configuration in a config.json of LANTERN's layout. Raises KeyError for a missing value."""
     return LlamaGenConfig(
         dim=c["hidden_size"],
         n_layer=c["num_hidden_layers"],
@@ -171,5 +171,5 @@ def from_lantern(c: Mapping[str, Any]) -> LlamaGenConfig:
 
 
 def tokens_of_image(cfg: Mapping[str, Any]) -> int:
-    """Tokens of an image; loads nothing."""
+    """Number of tokens of an image. Loads nothing."""
     return shape_of(cfg["model"], LlamaGenConfig).block_size

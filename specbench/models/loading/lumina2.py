@@ -1,7 +1,7 @@
 """Lumina-mGPT 2.0: the language model of Lumina-mGPT with another vocabulary, and MoVQGAN.
 
 Facts: reference README_3 (49) to (57) and the manifests of Lumina-mGPT-2.0 and movqgan_270M.ckpt. The official sampler
-changes the guidance scale at each step unless it is 4, the default here: other scales stay as they are given.
+changes the guidance scale at each step unless it is 4, which is the default here. Other scales are used unchanged here.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from specbench.models.unified import ImageTokens, UnifiedConfig, image_tokens
 
 PATCH, SIZE = 8, 768  # pixels per side of a code and of an image
 FIRST_CODE, CODES = 155000, 16384
-TEXT_IDS = 151643  # ids below are of text
-#: Where there is no tokenizer. The image's own ids are those of the manifest; nothing depends on the others.
+TEXT_IDS = 151643  # smaller ids are text
+#: Used without a tokenizer. The ids of the image are from the manifest; the others are arbitrary.
 IDS = ChameleonIds(
     bos=151643,
     pad=151643,
@@ -44,7 +44,7 @@ REDUCED_CODES, REDUCED_SIZE = 64, 32
 
 
 class Lumina2Text(NamedText):
-    """The tokenizer of Lumina-mGPT 2.0: tokenizer.json, with more names in the vocabulary_map of config.json."""
+    """The tokenizer of Lumina-mGPT 2.0: tokenizer.json, and further names in the vocabulary_map of config.json."""
 
     model = "Lumina-mGPT 2.0"
 
@@ -57,15 +57,15 @@ class Lumina2Text(NamedText):
         self._first = str(first.get("content") if isinstance(first, dict) else first)
 
     def ids(self) -> ChameleonIds:
-        """The special ids, by their names. Raises UsageError where one is missing."""
+        """The special ids, by their names. Raises UsageError if one is missing."""
         return ChameleonIds(**self.named(IMAGE_NAMES | dict.fromkeys(("bos", "pad", "eos"), self._first)))
 
 
 def image(codes: int, width: int, height: int, ids: ChameleonIds = IDS) -> ImageTokens:
-    """The grammar after the size tokens: rows of codes, each with its new line, then the image's end. width and height
-    in pixels."""
-    every = torch.arange(FIRST_CODE, FIRST_CODE + codes)
-    return image_tokens(every, height // PATCH, width // PATCH, ids.new_line, [ids.image_end])
+    """The grammar after the size tokens: rows of codes, each followed by a new line, then the image's end. width and
+    height are in pixels."""
+    all_codes = torch.arange(FIRST_CODE, FIRST_CODE + codes)
+    return image_tokens(all_codes, height // PATCH, width // PATCH, ids.new_line, [ids.image_end])
 
 
 class Lumina2(UnifiedModel):
@@ -95,6 +95,6 @@ class Lumina2(UnifiedModel):
 
 
 def tokens_of_image(cfg: Mapping[str, Any]) -> int:
-    """Tokens of an image, rows of codes with a new line each and the image's end; loads nothing."""
+    """Number of tokens of an image: rows of codes, each with a new line, and the image's end. Loads nothing."""
     side = SIZE // PATCH
     return side * (side + 1) + 1

@@ -26,14 +26,14 @@ from specbench.models.mar_sampling import Guided, unpatchify
 from specbench.models.pixels import to_uint8
 
 _BASE = MARConfig()
-#: Width -> heads of MAR's own files, which do not contain them; of a reduced model too.
+#: Width -> number of heads, which MAR's files do not contain; also for reduced models.
 HEADS = {768: 12, 1024: 16, 1280: 16, 64: 2}
-WRAPPERS = ("model_ema", "model")  # images are made with the averaged weights (reference README (38))
+WRAPPERS = ("model_ema", "model")  # images are generated with the averaged weights (reference README (38))
 LATENT_SCALE = 0.2325  # tokens are the autoencoder's latents times this (reference README (37))
 
 
 def reduced(cfg: MARConfig) -> MARConfig:
-    """The same architecture: 4x4 tokens, two layers, or one where the model is MAR-B, which drafts."""
+    """The same architecture with 4x4 tokens and two layers, or one layer for MAR-B, which drafts."""
     depth = 1 if cfg.encoder_depth == _BASE.encoder_depth else 2
     small = {"length": 16, "buffer": 4, "head_depth": depth, "head_width": 64, "steps": cfg.steps}
     return MARConfig.even(64, depth, 2, **small)
@@ -41,12 +41,12 @@ def reduced(cfg: MARConfig) -> MARConfig:
 
 def _heads(width: int) -> int:
     if width not in HEADS:
-        raise LookupError(f"a known number of heads for width {width}")
+        raise LookupError(f"known number of heads for width {width}")
     return HEADS[width]
 
 
 def table(cfg: MARConfig) -> Table:
-    """The table of `checkpoint-last.pth` (under "model_ema"): each tensor keeps its own name."""
+    """The table of `checkpoint-last.pth` (under "model_ema"): the names are the same."""
     with torch.device("meta"):
         return official.own_names(MAR(cfg))
 
@@ -89,19 +89,19 @@ class MARModel(Bundle):
         return autoencoder
 
     def _read(self, path: Path) -> MAR:
-        """From a folder or file."""
+        """The model in a folder or file."""
         file = path if path.is_file() else only(path, ".pth", ".pt", ".safetensors")
         source = official.open_source(file, WRAPPERS)
         cfg = self._from_shapes(source)
         return official.load(lambda: MAR(cfg), source, table(cfg), self.device, self.dtype)
 
     def _from_shapes(self, source: official.CheckpointSource) -> MARConfig:
-        """MAR's files do not contain their sizes."""
+        """The sizes, which MAR's files do not contain."""
         t = {name: info.shape for name, info in source.tensors.items()}
 
         def depth(blocks: str) -> int:
-            found = (re.match(rf"{re.escape(blocks)}\.(\d+)\.", name) for name in t)
-            return len({m[1] for m in found if m})
+            matches = (re.match(rf"{re.escape(blocks)}\.(\d+)\.", name) for name in t)
+            return len({m[1] for m in matches if m})
 
         try:
             encoder, decoder = t["z_proj.weight"][0], t["decoder_embed.weight"][0]
@@ -123,10 +123,10 @@ class MARModel(Bundle):
                 steps=self.shape.steps,
             )
         except (LookupError, ArithmeticError) as e:
-            raise UsageError(f"{source.path} is not a MAR file (it lacks {e}); fetch the official one") from e
+            raise UsageError(f"{source.path} is not a MAR file (it has no {e}); fetch the official one") from e
 
     def drafter_network(self, name: str = "cspd") -> Guided:
-        """A smaller MAR of the same tokens, at drafter_weights= or next to the target's weights, with the target's
+        """A smaller MAR with the same tokens, at drafter_weights= or in the target's folder, with the target's
         guidance."""
         if self.drafter_weights is None and self.folder is None:
             shape = reduced(_BASE) if self.reduced else _BASE
@@ -135,15 +135,15 @@ class MARModel(Bundle):
             return self._guided(self.random(lambda: MAR(replace(shape, steps=self.shape.steps)), 3, self.dtype))
         folder = self.drafter_weights or self.part("draft")
         model = self._read(folder)
-        mine, theirs = ((c.length, c.token_dim, c.classes) for c in (self.shape, model.cfg))
-        if mine != theirs:
+        target, draft = ((c.length, c.token_dim, c.classes) for c in (self.shape, model.cfg))
+        if target != draft:
             raise UsageError(f"{folder} has other tokens or classes than the target; put a MAR there")
         return self._guided(model)
 
     def encode(self, prompts: list[str]) -> Tensor:
         """Class numbers as text -> labels (n,) int64."""
-        found = [class_number(p, self.shape.classes, self.name) for p in prompts]
-        return torch.tensor(found, dtype=torch.int64, device=self.device)
+        numbers = [class_number(p, self.shape.classes, self.name) for p in prompts]
+        return torch.tensor(numbers, dtype=torch.int64, device=self.device)
 
     def decode_image(self, tokens: Tensor) -> np.ndarray:
         return to_uint8(self.tokenizer.decode_latent(unpatchify(tokens.float()) / LATENT_SCALE))

@@ -17,7 +17,7 @@ from specbench.data import scenes, scenes_classes
 from specbench.errors import UsageError
 from specbench.models.loading import checkpoints
 from specbench.models.loading.bundle import Bundle
-from specbench.models.loading.drafters import own_file
+from specbench.models.loading.drafters import specbench_file
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided, patchify, unpatchify
 from specbench.models.pixels import to_uint8
@@ -33,18 +33,18 @@ class Latents(KLModel):
     cfg: LatentConfig
 
     def token_distribution(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and spread, each (N, L, D) float32, of the tokens' normal distribution; images (N, 3, H, W) in
+        """Mean and spread, both (N, L, D) float32, of the tokens' normal distribution, for images (N, 3, H, W) in
         [-1, 1]."""
         mean, log_variance = self.encode(images)
         return patchify(mean.float()) * self.cfg.scale, patchify((0.5 * log_variance.float()).exp()) * self.cfg.scale
 
     def images(self, tokens: Tensor) -> Tensor:
-        """Images (N, 3, H, W), not clamped, of tokens (N, L, D)."""
+        """Images (N, 3, H, W), not clamped, from tokens (N, L, D)."""
         return self.decode_latent(unpatchify(tokens.float() / self.cfg.scale))
 
 
 class ScenesMAR(Bundle):
-    """What `pipeline.ContinuousPipeline` needs from a model; the drafter is loaded when a method needs it."""
+    """The model for `pipeline.ContinuousPipeline`. The drafter is loaded when a method needs it."""
 
     resolution = scenes.SIZE
 
@@ -54,9 +54,9 @@ class ScenesMAR(Bundle):
         self._steps: int = cfg["diffusion_steps"]
         self.autoencoder = self._load("kl", Latents, LatentConfig, 2, torch.float32)
         self.target = self._guided(self._load("mar", self._mar, MARConfig, 1, self.dtype))
-        wanted = (len(scenes_classes.NAMES), self.autoencoder.cfg.codebook_embed_dim)
+        expected = (len(scenes_classes.NAMES), self.autoencoder.cfg.codebook_embed_dim)
         side = self.target.model.cfg.side * self.autoencoder.cfg.downsample
-        if self._tokens(self.target) != (*wanted, self.target.length) or side != self.resolution:
+        if self._tokens(self.target) != (*expected, self.target.length) or side != self.resolution:
             raise UsageError(
                 f"scenes_mar and scenes_kl in {self.folder} are not from one training run: run `make"
                 " train-scenes` in a clone, or take both from one folder"
@@ -78,24 +78,24 @@ class ScenesMAR(Bundle):
         return model.model.cfg.classes, model.dim, model.length
 
     def drafter_network(self, name: str = "cspd") -> Guided:
-        """The smaller MAR at drafter_weights= or next to the target's weights, with the target's guidance."""
+        """The smaller MAR at drafter_weights= or in the target's folder, with the target's guidance."""
         if self.drafter_weights is not None:
             return self._guided(self.trained(name, self.drafter_weights))
         return self._guided(self._fitting(self._load("mar_draft", self._mar, MARConfig, 3, self.dtype)))
 
     def trained(self, name: str, path: Path) -> MAR:
         """The smaller MAR in a folder or file that `specbench train` wrote."""
-        if (file := own_file(path)) is None:
+        if (file := specbench_file(path)) is None:
             raise UsageError(f"{path} holds no {registry.DRAFTER_FILE}, the file that `specbench train` writes")
         kind = registry.network(name).kind
         return self._fitting(checkpoints.load(file, kind, self._mar, MARConfig, self.device, self.dtype))
 
     def untrained(self, name: str) -> MAR:
-        """A smaller MAR at the start of training."""
+        """An untrained smaller MAR."""
         return self._mar(MAR_CONFIGS["mar_draft"])
 
     def token_distribution(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """As of `Latents`."""
+        """See `Latents.token_distribution`."""
         return self.autoencoder.token_distribution(images)
 
     def _fitting(self, draft: MAR) -> MAR:

@@ -1,8 +1,8 @@
-"""Where each tensor of an official checkpoint goes: tables from official names to this project's parameter names.
+"""Tables from the tensor names of official checkpoints to specbench's parameter names.
 
-A table depends on a model's shape alone. Official names are those of the files that users have (reference manifests);
-names on the right are the Transformer's, see `specbench.models.transformer`. A list of regular expressions,
-which match entire names, covers the tensors of a file that are not needed.
+A table depends only on a model's shape. Official names are the names in the published files (reference manifests);
+names on the right are the Transformer's, see `specbench.models.transformer`. A list of regular expressions, which match
+entire names, covers the tensors of a file that are not needed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ParameterSlice:
-    """Where one official tensor goes.
+    """The destination of an official tensor.
 
-    `rows` rows of parameter `name`, from row `start` on; all of it where `rows` is None. `pick` (rows,) int64 names the
-    rows of the official tensor that are kept, in this order; None keeps all of them in theirs.
+    `rows` rows of the parameter `name`, from row `start`; rows = None: the whole parameter. pick (rows,) int64: the
+    rows of the official tensor that are kept, in this order; None: all rows, in the same order.
     """
 
     name: str
@@ -37,15 +37,15 @@ class ParameterSlice:
 
 
 Table = dict[str, ParameterSlice]
-#: A table, and the names that are ignored in such a file: regular expressions of entire official names.
+#: A table, and the names that are ignored in such a file: regular expressions that match entire official names.
 Layout = tuple[Table, list[str]]
 
-#: Rotary tables, which are computed here: LlamaGen's own, and those that releases of transformers before 4.32 stored.
+#: Rotary tables, which specbench computes: LlamaGen's, and the tables that transformers before 4.32 stored.
 ROTARY = [r"(model\.)?freqs_cis", r".*\.rotary_emb\.inv_freq"]
 
 
 def llamagen(layers: int, text: bool) -> Table:
-    """LlamaGen's own files, text- or class-conditional, without their wrapper: the Transformer has these names."""
+    """LlamaGen's files, text- or class-conditional, without their wrapper: the names are the same."""
     names = ["tok_embeddings.weight", "norm.weight", "output.weight", *_condition(text)]
     block = "attention.wqkv attention.wo feed_forward.w1 feed_forward.w3 feed_forward.w2 attention_norm ffn_norm"
     names += [f"layers.{n}.{part}.weight" for n in range(layers) for part in block.split()]
@@ -55,9 +55,8 @@ def llamagen(layers: int, text: bool) -> Table:
 def hugging_face(
     layers: int, block: BlockConfig, prefix: str = "model.", head: str = "lm_head.weight", keep: Tensor | None = None
 ) -> Table:
-    """The Llama layout of Hugging Face: Lumina-mGPT, Anole, Emu3, SimpleAR, and GLM-Image's without its fused matrix of
-    gate and up (`official.halved`). `keep` (rows,) int64: the head's rows that
-    are kept, in this order."""
+    """The Llama layout of Hugging Face: Lumina-mGPT, Anole, Emu3, SimpleAR, and GLM-Image after its fused matrix of
+    gate and up is split (`official.halved`). keep (rows,) int64: the head's rows that are kept, in this order."""
     table = {
         f"{prefix}embed_tokens.weight": ParameterSlice("tok_embeddings.weight"),
         f"{prefix}norm.weight": ParameterSlice("norm.weight"),
@@ -69,13 +68,13 @@ def hugging_face(
 
 
 def lantern_llamagen(layers: int, block: BlockConfig, text: bool = True) -> Table:
-    """LlamaGen as LANTERN publishes it: the layout of Hugging Face with LlamaGen's condition embedding."""
+    """LANTERN's release of LlamaGen: the layout of Hugging Face with LlamaGen's condition embedding."""
     return hugging_face(layers, block) | {f"model.{name}": ParameterSlice(name) for name in _condition(text)}
 
 
 def arpg(layers: int, block: BlockConfig) -> Table:
-    """ARPG's files (hp-l33/ARPG, models/arpg.py), of `layers` layers in each half. The table of its file that holds all
-    kinds of ids is read in three parts: codes, mask and classes."""
+    """ARPG's files (hp-l33/ARPG, models/arpg.py), with `layers` layers in each half. Their table of all kinds of ids is
+    read in three parts: codes, mask and classes."""
     q, kv = block.n_heads * block.head_dim, block.n_kv_heads * block.head_dim
     table = {
         "embeddings.codes": ParameterSlice("tok_embeddings.weight"),
@@ -95,20 +94,23 @@ def arpg(layers: int, block: BlockConfig) -> Table:
             f"{content}attn.to_v.weight": ParameterSlice(f"layers.{n}.attention.wqkv.weight", q + kv, kv),
             f"{query}attn.to_q.weight": ParameterSlice(f"query_layers.{n}.attention.wq.weight"),
         }
-        for theirs, ours in ((content, f"layers.{n}."), (query, f"query_layers.{n}.")):
+        for official_prefix, own_prefix in ((content, f"layers.{n}."), (query, f"query_layers.{n}.")):
             table |= {
-                f"{theirs}ffn.{w}.weight": ParameterSlice(f"{ours}feed_forward.{w}.weight") for w in ("w1", "w2", "w3")
+                f"{official_prefix}ffn.{w}.weight": ParameterSlice(f"{own_prefix}feed_forward.{w}.weight")
+                for w in ("w1", "w2", "w3")
             }
             table |= {
-                f"{theirs}{norm}.weight": ParameterSlice(f"{ours}{norm.replace('attn', 'attention')}.weight")
+                f"{official_prefix}{norm}.weight": ParameterSlice(
+                    f"{own_prefix}{norm.replace('attn', 'attention')}.weight"
+                )
                 for norm in ("attn_norm", "ffn_norm")
             }
-            table[f"{theirs}attn.proj.weight"] = ParameterSlice(f"{ours}attention.wo.weight")
+            table[f"{official_prefix}attn.proj.weight"] = ParameterSlice(f"{own_prefix}attention.wo.weight")
     return table
 
 
 def lpd(names: Iterable[str]) -> Table:
-    """LPD's files (mit-han-lab/lpd, models/lpd.py), from the names of the module's own tensors."""
+    """LPD's files (mit-han-lab/lpd, models/lpd.py), from the names of the module's tensors."""
     others = {"tok_embeddings.weight": "token_emb.weight", "output.weight": "head.weight"}
     return {others.get(name, re.sub(r"^layers\.", "blocks.", name)): ParameterSlice(name) for name in names}
 
@@ -124,7 +126,7 @@ def eagle(block: BlockConfig, input_norm: bool, layers: int = 1, fc_bias: bool =
 
 
 def medusa(heads: int, prefix: str = "medusa_head.") -> Table:
-    """Medusa heads of one residual block each."""
+    """Medusa heads with one residual block per head."""
     parts = ("0.linear.weight", "0.linear.bias", "1.weight")
     return {f"{prefix}{n}.{part}": ParameterSlice(f"medusa_head.{n}.{part}") for n in range(heads) for part in parts}
 
@@ -136,12 +138,12 @@ def for_language(
     keep: Tensor | None = None,
     where: str = "the checkpoint",
 ) -> Layout:
-    """The layout of a Lumina-mGPT, Anole, Emu3, SimpleAR or GLM-Image file, from its names; a UsageError where none
-    fits.
+    """The layout of a Lumina-mGPT, Anole, Emu3, SimpleAR or GLM-Image file, from its names. Raises UsageError if no
+    layout fits.
 
-    `model.*` is the official layout and that of transformers' own language models. transformers' Emu3 with its vision
-    tokenizer writes `text_model.model.*`; its module calls the same tensors `model.text_model.*`, which are the
-    names in a state dict saved by hand. The pixel tokenizer inside such a file is not the language model's.
+    `model.*` is the official layout, and the layout of transformers' language models. transformers' Emu3 with its
+    vision tokenizer writes `text_model.model.*`; in its module, and so in a state dict saved by hand, the same tensors
+    are `model.text_model.*`. The pixel tokenizer in such a file is not part of the language model.
     """
     candidates = {
         "model.": ("lm_head.weight", r"(model\.)?vqmodel\..*"),
@@ -158,7 +160,7 @@ def for_language(
 def for_llamagen(
     source_names: Collection[str], layers: int, block: BlockConfig, text: bool = True, where: str = "the checkpoint"
 ) -> Layout:
-    """The layout of a LlamaGen file, from its names: LlamaGen's own or LANTERN's; a UsageError where none fits."""
+    """The layout of a LlamaGen file, from its names: LlamaGen's or LANTERN's. Raises UsageError if neither fits."""
     if "tok_embeddings.weight" in source_names:
         return llamagen(layers, text), [*ROTARY]
     if "model.embed_tokens.weight" in source_names:
@@ -168,7 +170,7 @@ def for_llamagen(
 
 def for_medusa(source_names: Collection[str], heads: int, where: str = "the checkpoint") -> Layout:
     """The first `heads` heads of a Medusa file: with the prefix `medusa_head.`, or without it, as in Medusa's released
-    medusa_lm_head.pt, which holds the state dict of the list of heads. Heads are independent, so further ones may stay
+    medusa_lm_head.pt, which has the state dict of the list of heads. Heads are independent, so other heads may be
     unused."""
     for prefix in ("medusa_head.", ""):
         if f"{prefix}0.0.linear.weight" in source_names:
@@ -183,35 +185,37 @@ def _condition(text: bool) -> list[str]:
     return ["cls_embedding.embedding_table.weight"]
 
 
-def _layer(theirs: str, ours: str, block: BlockConfig, input_norm: bool = True) -> Table:
-    """One layer: q, k and v are blocks of rows of our wqkv, in this order (reference README (8))."""
+def _layer(official_prefix: str, own_prefix: str, block: BlockConfig, input_norm: bool = True) -> Table:
+    """One layer. q, k and v are consecutive blocks of rows of our wqkv (reference README (8))."""
     q, kv = block.n_heads * block.head_dim, block.n_kv_heads * block.head_dim
-    wqkv = f"{ours}attention.wqkv.weight"
+    wqkv = f"{own_prefix}attention.wqkv.weight"
     table = {
-        f"{theirs}self_attn.q_proj.weight": ParameterSlice(wqkv, 0, q, _paired(block, block.n_heads)),
-        f"{theirs}self_attn.k_proj.weight": ParameterSlice(wqkv, q, kv, _paired(block, block.n_kv_heads)),
-        f"{theirs}self_attn.v_proj.weight": ParameterSlice(wqkv, q + kv, kv),
-        f"{theirs}self_attn.o_proj.weight": ParameterSlice(f"{ours}attention.wo.weight"),
-        f"{theirs}mlp.gate_proj.weight": ParameterSlice(f"{ours}feed_forward.w1.weight"),
-        f"{theirs}mlp.up_proj.weight": ParameterSlice(f"{ours}feed_forward.w3.weight"),
-        f"{theirs}mlp.down_proj.weight": ParameterSlice(f"{ours}feed_forward.w2.weight"),
+        f"{official_prefix}self_attn.q_proj.weight": ParameterSlice(wqkv, 0, q, _paired(block, block.n_heads)),
+        f"{official_prefix}self_attn.k_proj.weight": ParameterSlice(wqkv, q, kv, _paired(block, block.n_kv_heads)),
+        f"{official_prefix}self_attn.v_proj.weight": ParameterSlice(wqkv, q + kv, kv),
+        f"{official_prefix}self_attn.o_proj.weight": ParameterSlice(f"{own_prefix}attention.wo.weight"),
+        f"{official_prefix}mlp.gate_proj.weight": ParameterSlice(f"{own_prefix}feed_forward.w1.weight"),
+        f"{official_prefix}mlp.up_proj.weight": ParameterSlice(f"{own_prefix}feed_forward.w3.weight"),
+        f"{official_prefix}mlp.down_proj.weight": ParameterSlice(f"{own_prefix}feed_forward.w2.weight"),
     }
     if block.qkv_bias:
         weights = [name for name in table if re.search(r"\.[qkv]_proj\.weight$", name)]
-        bias = f"{ours}attention.wqkv.bias"
+        bias = f"{own_prefix}attention.wqkv.bias"
         table |= {f"{name[:-6]}bias": replace(table[name], name=bias) for name in weights}
     for norm, name in _NORMS[block.norms].items():
         if input_norm or name != "attention_norm":
-            table[f"{theirs}{norm}.weight"] = ParameterSlice(f"{ours}{name}.weight")
+            table[f"{official_prefix}{norm}.weight"] = ParameterSlice(f"{own_prefix}{name}.weight")
     if block.qk_norm:
         kinds = ["weight"] if block.qk_norm == "rms" else ["weight", "bias"]
         norms = [f"{norm}.{kind}" for norm in ("q_norm", "k_norm") for kind in kinds]
-        table |= {f"{theirs}self_attn.{norm}": ParameterSlice(f"{ours}attention.{norm}") for norm in norms}
+        table |= {
+            f"{official_prefix}self_attn.{norm}": ParameterSlice(f"{own_prefix}attention.{norm}") for norm in norms
+        }
     return table
 
 
-#: Official names of a layer's norms, by where they are (`BlockConfig.norms`), and ours. Chameleon's `swin_norm` moves
-#: its norms and keeps their names; GLM-4 has two more.
+#: `BlockConfig.norms` -> official name of a layer's norm -> our name. Chameleon's `swin_norm` moves its norms but keeps
+#: their names; GLM-4 has two more.
 _NORMS = {
     "before": {"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm"},
     "after": {"input_layernorm": "attention_after", "post_attention_layernorm": "ffn_after"},
@@ -225,19 +229,21 @@ _NORMS = {
 
 
 def _paired(block: BlockConfig, heads: int) -> Tensor | None:
-    """The rows of an official matrix of so many heads in the order in which the coordinates i and i + head_dim / 2 of a
-    head are a rotated pair, where the official pairs are i and i + rotated / 2 of its first `rotated` coordinates; None
-    for the same order. Queries and keys are reordered alike, which changes no score."""
+    """The order of the rows of an official matrix of `heads` heads that makes the coordinates i and i + head_dim / 2 of
+    a head a rotated pair; officially, the pairs are i and i + rotated / 2 of the first `rotated` coordinates. None: the
+    order is the same. Queries and keys are reordered equally, so no score changes."""
     if block.rotated in (0, block.head_dim):
         return None
     pairs, half = block.rotated // 2, block.head_dim // 2
-    rest = torch.arange(block.rotated, block.head_dim)
-    order = torch.cat([torch.arange(pairs), rest[: half - pairs], torch.arange(pairs, 2 * pairs), rest[half - pairs :]])
+    unrotated = torch.arange(block.rotated, block.head_dim)
+    order = torch.cat(
+        [torch.arange(pairs), unrotated[: half - pairs], torch.arange(pairs, 2 * pairs), unrotated[half - pairs :]]
+    )
     return (torch.arange(heads)[:, None] * block.head_dim + order).flatten()
 
 
-def _no_layout(where: str, found: Iterable[str], tried: list[str]) -> UsageError:
-    names = sorted(found)
+def _no_layout(where: str, tensors: Iterable[str], tried: list[str]) -> UsageError:
+    names = sorted(tensors)
     few = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return UsageError(
         f"{where} has no known layout of this model: it holds {few or 'no tensors'}, and none of "

@@ -2,15 +2,15 @@
 
 Facts, and where they were seen:
 
-- Sizes: config.json of stepfun-ai/NextStep-1.1. Rotary base and rows of the vocabulary are Qwen2.5-14B's, from which
-  the model was trained; a file's own config.json replaces them.
-- Names of tensors, the sampler's steps, guidance that falls: vllm-project/vllm-omni,
-  vllm_omni/diffusion/models/nextstep_1_1, adapted from that repository. The files themselves were not opened.
-- Prompt, autoencoder, order of a patch's numbers: stepfun-ai/NextStep-1 (d6759c2), inference/gen_pipeline.py. The
-  sampler of that script is another one (Flow-GRPO's, `sde_level=0.8`), and its guidance `linear` rises.
-- NextStep-1 itself ends with a step of 0.04 without noise: `last_step=0.04 final_noise=false`.
+- Sizes: config.json of stepfun-ai/NextStep-1.1. Rotary base and rows of the vocabulary are from Qwen2.5-14B, from which
+  the model was trained; the config.json of a file replaces them.
+- Names of tensors, the sampler's steps, decreasing guidance: vllm-project/vllm-omni,
+  vllm_omni/diffusion/models/nextstep_1_1, adapted from that repository. The weights files were not opened.
+- Prompt, autoencoder, order of a patch's numbers: stepfun-ai/NextStep-1 (d6759c2), inference/gen_pipeline.py. That
+  script has a different sampler (Flow-GRPO's, `sde_level=0.8`), and its guidance `linear` increases.
+- NextStep-1 ends with a step of 0.04 without noise: `last_step=0.04 final_noise=false`.
 
-No smaller model of the family is published: weights for method=cspd are the user's own, in this layout.
+No smaller model of the family is published: for method=cspd, users need their own weights in this layout.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from specbench.models.unified import Prompts
 from specbench.storage.reading import read_json
 
 SIDE, PATCH = 32, 2
-TEXT_IDS = 151665  # ids of Qwen2.5's tokenizer; nine special ones follow
+TEXT_IDS = 151665  # ids of Qwen2.5's tokenizer; nine special ids follow
 REDUCED = NextStepConfig(32, 2, 2, 1, 64, 60, side=4, head_width=32, head_depth=2)
-#: Tensors that are not needed: the head of text.
+#: Tensors that are not needed: the text head, and rotary tables.
 _IGNORED = [r"lm_head\.weight", *ROTARY]
 
 
 @dataclass(frozen=True)
 class NextStepIds:
-    """Special ids of a prompt (config.json of NextStep-1.1; the area's by its place before `boi`); bos: at the start of
-    a prompt, where the tokenizer has one."""
+    """Special ids of a prompt (config.json of NextStep-1.1; the id of the area is the one before `boi`). bos: the start
+    of a prompt, if the tokenizer has one."""
 
     area: int = 151666
     boi: int = 151667
@@ -58,12 +58,12 @@ class NextStepIds:
 
 
 class NextStepText(NamedText):
-    """NextStep's tokenizer, Qwen2.5's with nine tokens more."""
+    """NextStep's tokenizer: Qwen2.5's with nine more tokens."""
 
     model, files = "NextStep", ("tokenizer.json", "vocab.json")
 
     def ids(self) -> NextStepIds:
-        """The special ids, by their names. Raises UsageError where one is missing."""
+        """The special ids, by their names. Raises UsageError if one is missing."""
         special = self.named({"area": "<|image_area|>", "boi": "<|begin_of_image|>"})
         file = self.file.parent / "tokenizer_config.json"
         begin = read_json(file).get("bos_token") if file.is_file() else None
@@ -72,20 +72,20 @@ class NextStepText(NamedText):
 
 
 def nextstep_prompt(text: list[int], negative: list[int], grid: list[int], ids: NextStepIds) -> Prompt:
-    """[bos] text [image area] grid [begin of image], and the negative prompt's text in the same frame; grid: the ids of
-    "H*W" in tokens."""
+    """[bos] text [image area] grid [begin of image], and the same with the negative prompt's text. grid: the ids of
+    "H*W", in tokens."""
     begin = [] if ids.bos is None else [ids.bos]
-    both = ([*begin, *some, ids.area, *grid, ids.boi] for some in (text, negative))
-    return Prompt(*both)
+    prompts = ([*begin, *part, ids.area, *grid, ids.boi] for part in (text, negative))
+    return Prompt(*prompts)
 
 
 def table(cfg: NextStepConfig) -> Table:
-    """The Transformer's tensors by transformers' names without a prefix, the others by their own."""
+    """transformers' names without a prefix for the Transformer's tensors, the same names for all others."""
     with torch.device("meta"):
-        own = official.own_names(NextStep(cfg))
+        same_names = official.own_names(NextStep(cfg))
     language = hugging_face(cfg.n_layer, cfg.block, prefix="")
     del language["lm_head.weight"]
-    return language | {name: part for name, part in own.items() if name.startswith("image_")}
+    return language | {name: part for name, part in same_names.items() if name.startswith("image_")}
 
 
 class NextStepModel(Bundle):
@@ -137,13 +137,13 @@ class NextStepModel(Bundle):
         source, content = official.open_source(folder), official.config(folder)
         if content.get("use_gen_pos_embed"):
             raise UsageError(
-                f"the model in {folder} adds embeddings of positions (use_gen_pos_embed), which is not here"
+                f"the model in {folder} adds position embeddings (use_gen_pos_embed), which specbench does not support"
             )
         cfg = self._config(folder, source)
         return official.load(lambda: NextStep(cfg), source, table(cfg), self.device, self.dtype, _IGNORED)
 
     def _config(self, folder: Path, source: official.CheckpointSource) -> NextStepConfig:
-        """config.json has the Transformer's sizes, and the tensors have the head's."""
+        """The configuration: the Transformer's sizes from config.json, the head's sizes from the tensors."""
         shapes = {name: info.shape for name, info in source.tensors.items()}
         biased = "layers.0.self_attn.q_proj.bias" in shapes
         trunk = described(folder, lambda content: from_hugging_face(content, 0, biased))
@@ -156,7 +156,7 @@ class NextStepModel(Bundle):
         )
 
     def drafter_network(self, name: str = "cspd") -> NextStepTarget:
-        """A smaller NextStep of the same tokens, at drafter_weights= or in draft/, sampled as the target."""
+        """A smaller NextStep with the same tokens, at drafter_weights= or in draft/, with the target's sampling."""
         if self.drafter_weights is None and self.folder is None:
             small = replace(self.shape, n_layer=max(1, self.shape.n_layer // 4))
             return self._guided(self.random(lambda: NextStep(small), 3, self.dtype))
@@ -167,7 +167,7 @@ class NextStepModel(Bundle):
         return self._guided(model)
 
     def encode(self, prompts: list[str]) -> Prompts:
-        """All padded to `prompt_length` positions: independent of the rest of the batch."""
+        """All prompts are padded to `prompt_length` positions, so they do not depend on the rest of the batch."""
         grid, negative = self.text(f"{self.shape.side}*{self.shape.side}"), self.text(self.negative)
         texts = [self.text(instructed(self.instruction, prompt)) for prompt in prompts]
         return padded([nextstep_prompt(t, negative, grid, self.ids) for t in texts], self.prompt_length, 0, self.device)
@@ -178,5 +178,5 @@ class NextStepModel(Bundle):
 
 
 def tokens_of_image(cfg: Mapping[str, Any]) -> int:
-    """Tokens of an image; loads nothing."""
+    """Number of tokens of an image. Loads nothing."""
     return SIDE * SIDE

@@ -1,8 +1,8 @@
-"""Official checkpoints: files in the formats that their makers publish, and the modules that they fill.
+"""Official checkpoints: files in the formats that their authors publish, and the modules that are filled from them.
 
 Safetensors and PyTorch files, single or in shards. A user's file may be hostile or broken: only tensors are unpickled,
-and each mistake has its own sentence. Files are mapped into memory, and every tensor is checked before a value is read:
-loading needs the model and one shard in memory, never the model twice.
+and every mistake has a specific message. Files are mapped into memory, and every tensor is checked before its values
+are read. Loading needs memory for the model and one shard, never for the model twice.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from specbench.storage.reading import read_json
 _LOG = logging.getLogger("specbench")
 Module = TypeVar("Module", bound=nn.Module)
 
-#: Keys under which trainers keep a network's tensors; a bare state dict is read, too.
+#: Keys under which trainers store a network's tensors; a bare state dict is also accepted.
 WRAPPERS = ("model", "module", "state_dict")
-#: The files that are looked for in a folder, in this order (as transformers does).
+#: The files of a folder that are tried, in this order (as in transformers).
 NAMES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-SHOWN = 1 << 29  # bytes from which on loading has a progress bar
+SHOWN = 1 << 29  # loading this many bytes or more shows a progress bar
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Info:
-    """What is known of a tensor before its values are read."""
+    """Shape, dtype and file of a tensor, known before its values are read."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     file: Path
 
 
-#: A file, and what opens it: its tensors on the CPU, mapped where the format allows it.
+#: A file, and the function that opens it: it returns tensors on the CPU, mapped into memory if the format allows it.
 Shard = tuple[Path, Callable[[], Mapping[str, Tensor]]]
 
 
 class CheckpointSource:
-    """The tensors of a checkpoint, by their official names; values come from `read`."""
+    """The tensors of a checkpoint, by their official names. `read` gives their values."""
 
     def __init__(self, path: Path, shards: Iterable[Shard]) -> None:
         self.path, self.shards = path, list(shards)
@@ -73,22 +73,22 @@ class CheckpointSource:
             self._names.append(list(tensors))
 
     def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) pairs in the order of the files. Drop a tensor before reading the next one: as long as it
-        exists, its file stays in memory."""
-        for (_, opened), held in zip(self.shards, self._names, strict=True):
-            wanted = [name for name in held if name in names]
-            tensors = dict(opened()) if wanted else {}
-            for name in wanted:
+        """(name, tensor) pairs in the order of the files. Delete a tensor before reading the next one: its file stays
+        in memory as long as it exists."""
+        for (_, opened), stored in zip(self.shards, self._names, strict=True):
+            requested = [name for name in stored if name in names]
+            tensors = dict(opened()) if requested else {}
+            for name in requested:
                 yield name, tensors.pop(name)
 
     def joined(self, file: Path, opened: Callable[[], Mapping[str, Tensor]]) -> CheckpointSource:
-        """A source with further tensors, which errors say to be in `file`."""
+        """A source with additional tensors; `file` is their file in error messages."""
         return CheckpointSource(self.path, [*self.shards, (file, opened)])
 
 
 def halved(source: CheckpointSource, name: str, first: str, second: str) -> CheckpointSource:
-    """The source, in which every tensor whose name ends with `name` is two, whose names end with `first` and `second`
-    instead: its upper and its lower rows."""
+    """The source, with every tensor whose name ends with `name` split into its upper and its lower rows, whose names
+    end with `first` and `second`."""
 
     def opened(before: Callable[[], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
         parts: dict[str, Tensor] = {}
@@ -103,15 +103,15 @@ def halved(source: CheckpointSource, name: str, first: str, second: str) -> Chec
 
 
 def from_tensors(tensors: Mapping[str, Tensor], name: str = "memory") -> CheckpointSource:
-    """A source whose tensors are in memory already."""
+    """A source of tensors in memory."""
     return CheckpointSource(Path(name), [(Path(name), lambda: tensors)])
 
 
 def open_source(path: Path, wrappers: Sequence[str] = WRAPPERS) -> CheckpointSource:
-    """A weights file, or a folder that holds one of `NAMES`; a UsageError names what is wrong with it.
+    """A weights file, or a folder that contains one of `NAMES`. Raises UsageError with the reason.
 
-    A PyTorch file may keep its tensors under one of the keys `wrappers`, which are tried in their order; it may also be
-    a bare state dict.
+    A PyTorch file may store its tensors under one of the keys `wrappers`, which are tried in order, or be a bare state
+    dict.
     """
     if path.is_dir():
         file = next((path / name for name in NAMES if (path / name).is_file()), None)
@@ -127,17 +127,17 @@ def open_source(path: Path, wrappers: Sequence[str] = WRAPPERS) -> CheckpointSou
         return CheckpointSource(path, [_shard(file, wrappers)])
     listed = _index(file)
     names = sorted(set(listed.values()))
-    if absent := [name for name in names if not (file.parent / name).is_file()]:
-        raise UsageError(f"{file} names {few(absent)}, which are not next to it; fetch the absent files")
+    if missing := [name for name in names if not (file.parent / name).is_file()]:
+        raise UsageError(f"{file} names {few(missing)}, which are not in its folder; fetch the missing files")
     source = CheckpointSource(path, [_shard(file.parent / name, wrappers) for name in names])
     for tensor, name in listed.items():
         if tensor not in source.tensors or source.tensors[tensor].file.name != name:
-            raise UsageError(f"{file} maps tensor {tensor!r} to {name}, which lacks it; fetch both again")
+            raise UsageError(f"{file} maps tensor {tensor!r} to {name}, which does not have it; fetch both again")
     return source
 
 
 def _index(file: Path) -> dict[str, str]:
-    """Tensor name -> file name, as the index of a folder in shards lists them."""
+    """Tensor name -> file name, from the index of a folder of shards."""
     listed = json_object(file).get("weight_map")
     if not isinstance(listed, dict) or not listed:
         raise UsageError(f"{file} has no 'weight_map'; fetch it again")
@@ -159,7 +159,7 @@ def _safetensors(file: Path) -> dict[str, Tensor]:
 
 
 def _pickled(file: Path, wrappers: Sequence[str]) -> dict[str, Tensor]:
-    """Of a file of torch.save. Zip archives are mapped; files of the older format have to be read completely."""
+    """The tensors of a torch.save file. Zip archives are mapped; files of the older format are read completely."""
     content = _unpickled(file)
     if not isinstance(content, dict):
         raise UsageError(f"'{file}' holds a {type(content).__name__}, not tensors by name; name a weights file")
@@ -182,9 +182,9 @@ def _unpickled(file: Path) -> Any:
     try:
         # Trainers store their arguments next to the tensors.
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # our sentences replace them
+            warnings.simplefilter("ignore")  # our messages replace them
             return torch.load(str(file), map_location="cpu", weights_only=True, mmap=head.startswith(b"PK\x03\x04"))
-    except Exception as e:  # a broken pickle raises anything
+    except Exception as e:  # a broken pickle raises any type
         pickled = head[:2] in (b"PK", *(b"\x80%c" % n for n in range(2, 6)))
         if not (pickled and isinstance(e, pickle.UnpicklingError)) and "TorchScript" not in str(e):
             raise _unreadable(file, "PyTorch file", e) from e
@@ -199,7 +199,7 @@ def _head(file: Path) -> bytes:
     try:
         with file.open("rb") as f:
             return f.read(100)
-    except OSError:  # the read that follows fails, too, and reports why
+    except OSError:  # the next read also fails, and reports why
         return b""
 
 
@@ -216,12 +216,12 @@ def config(folder: Path) -> dict[str, Any]:
 
 
 def json_object(file: Path) -> dict[str, Any]:
-    """The object that a published JSON file holds. Raises UsageError where it holds none."""
+    """The object in a published JSON file. Raises UsageError if the file does not contain an object."""
     return read_json(file, dict[str, Any], "fetch it again")
 
 
 def few(names: Sequence[str]) -> str:
-    return f"{names[0]!r}{_and_more(names)}"  # names may hold anything: escaped
+    return f"{names[0]!r}{_and_more(names)}"  # escaped, because names may contain any character
 
 
 def _and_more(names: Collection[str]) -> str:
@@ -232,21 +232,21 @@ def _and_more(names: Collection[str]) -> str:
 
 
 def own_names(module: nn.Module) -> Table:
-    """The table of a file whose tensors have the names of the module's own."""
+    """The table of a file whose tensors have the module's names."""
     return {name: ParameterSlice(name) for name in module.state_dict()}
 
 
 def check(
     module: nn.Module, source: CheckpointSource, table: Mapping[str, ParameterSlice], ignored: Sequence[str] = ()
 ) -> None:
-    """Checks that `source` holds exactly what `table` assigns to `module`, by names, shapes and kinds of dtype; reads
-    no values.
+    """Checks that `source` contains exactly the tensors that `table` assigns to `module`, by names, shapes and kinds of
+    dtype. Reads no values.
 
-    `ignored` are regular expressions of entire official names that the module does not need. Raises a
-    UsageError for what is wrong with the file, a ValueError for what is wrong with the table.
+    ignored: regular expressions that match entire official names that the module does not need. Raises UsageError for
+    mistakes in the file, and ValueError for mistakes in the table.
     """
-    own = module.state_dict(keep_vars=True)
-    _check_table(own, table)
+    parameters = module.state_dict(keep_vars=True)
+    _check_table(parameters, table)
     if missing := [name for name in table if name not in source.tensors]:
         raise UsageError(
             f"{source.path}: tensor {few(missing)} is missing; the file is incomplete, or of another model"
@@ -257,7 +257,7 @@ def check(
         raise UsageError(f"{file}: tensor {few(surplus)} belongs to no part of this model; name this model's file")
     misshapen, other_kind = {}, {}
     for name, dest in table.items():
-        info, parameter = source.tensors[name], own[dest.name]
+        info, parameter = source.tensors[name], parameters[dest.name]
         if expected := _misfit(info.shape, parameter, dest):
             misshapen[name] = f"has shape {list(info.shape)}, expected {expected}"
         if _kind(info.dtype) != _kind(parameter.dtype):
@@ -278,23 +278,23 @@ def load(
     dtype: torch.dtype,
     ignored: Sequence[str] = (),
 ) -> Module:
-    """The module that `build` makes, filled from `source` by `table`: on `device`, floating values as `dtype`, in
+    """The module of `build`, filled from `source` by `table`: on `device`, floating-point values as `dtype`, in
     evaluation mode, without gradients.
 
-    `build` runs on the meta device, so that it costs nothing. Parameters and persistent buffers come from the source;
-    other tensors that `build` makes must be made within torch.device("cpu") and are moved to `device`. Errors are those
-    of `check`, and a UsageError for a value that is not finite, or not as `dtype`.
+    `build` runs on the meta device, so it costs nothing. Parameters and persistent buffers come from the source.
+    `build` must create all other tensors within torch.device("cpu"); they are moved to `device`. Raises the errors of
+    `check`, and UsageError for a value that is not finite, or that `dtype` cannot represent.
     """
     start = time.perf_counter()
     with torch.device("meta"):
         module = build()
     check(module, source, table, ignored)
-    own = module.state_dict(keep_vars=True)
-    made = {id(old): _empty(old, device, dtype) for old in {id(old): old for old in own.values()}.values()}
+    parameters = module.state_dict(keep_vars=True)
+    filled = {id(old): _empty(old, device, dtype) for old in {id(old): old for old in parameters.values()}.values()}
     size = sum(info.dtype.itemsize * math.prod(info.shape) for info in map(source.tensors.__getitem__, table))
     for name, tensor in _shown(source, table, size):
         dest = table[name]
-        target = made[id(own[dest.name])]
+        target = filled[id(parameters[dest.name])]
         if dest.rows is not None:
             target = target[dest.start : dest.start + dest.rows]
         target.copy_(tensor if dest.pick is None else tensor[dest.pick])
@@ -304,7 +304,7 @@ def load(
                 raise UsageError(f"{where} NaN or infinity; fetch the file again")
             raise UsageError(f"{where} values that {_word(dtype)} cannot hold; use dtype=bfloat16 or dtype=float32")
         del tensor  # before the next shard is opened
-    module.load_state_dict({name: made[id(old)] for name, old in own.items()}, assign=True)
+    module.load_state_dict({name: filled[id(old)] for name, old in parameters.items()}, assign=True)
     _LOG.info("loaded %.2f GB from %s in %.1f s", size / 1e9, source.path, time.perf_counter() - start)
     return module.to(device).eval().requires_grad_(False)
 
@@ -316,24 +316,24 @@ def load_by_name(
     dtype: torch.dtype,
     ignored: Sequence[str] = (),
 ) -> Module:
-    """`load`, of a file whose tensors have the names of the module's own."""
+    """Like `load`, for a file whose tensors have the module's names."""
     with torch.device("meta"):
         table = own_names(build())
     return load(build, source, table, device, dtype, ignored)
 
 
 def exported(module: nn.Module, table: Mapping[str, ParameterSlice]) -> dict[str, Tensor]:
-    """A module's tensors under their official names, as `load` with the same table reads them; copies, since a file
-    holds no storage twice. For tables that pick no rows."""
-    state, found = module.state_dict(), {}
+    """A module's tensors with their official names, as `load` with the same table reads them. They are copies, because
+    a file cannot contain a storage twice. Only for tables that pick no rows."""
+    state, tensors = module.state_dict(), {}
     for name, dest in table.items():
         tensor = state[dest.name]
-        found[name] = (tensor if dest.rows is None else tensor[dest.start : dest.start + dest.rows]).clone()
-    return found
+        tensors[name] = (tensor if dest.rows is None else tensor[dest.start : dest.start + dest.rows]).clone()
+    return tensors
 
 
 def _shown(source: CheckpointSource, names: Collection[str], size: int) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a source, with a bar where they are `SHOWN` bytes or more."""
+    """The tensors of a source, with a progress bar if they have `SHOWN` bytes or more."""
     with tqdm(total=size, unit="B", unit_scale=True, desc=source.path.name, disable=size < SHOWN) as bar:
         for name, tensor in source.read(names):
             count = tensor.nbytes
@@ -350,7 +350,7 @@ def _empty(old: Tensor, device: torch.device | str, dtype: torch.dtype) -> Tenso
 def _is_finite(tensor: Tensor) -> bool:
     if not tensor.is_floating_point() or not tensor.numel():
         return True
-    low, high = tensor.aminmax()  # NaN passes through
+    low, high = tensor.aminmax()  # both are NaN if a value is NaN
     return bool(low.isfinite() & high.isfinite())
 
 
@@ -365,7 +365,7 @@ def _kind(dtype: torch.dtype) -> str:
 
 
 def _misfit(shape: tuple[int, ...], parameter: Tensor, dest: ParameterSlice) -> str:
-    """The shape that was expected of an official tensor; nothing where it has it."""
+    """The expected shape of an official tensor; empty if it has this shape."""
     if dest.pick is None:
         expected = [*parameter.shape] if dest.rows is None else [dest.rows, *parameter.shape[1:]]
         return "" if list(shape) == expected else str(expected)
@@ -374,18 +374,18 @@ def _misfit(shape: tuple[int, ...], parameter: Tensor, dest: ParameterSlice) -> 
     return "" if fits else f"at least {rows} rows of {list(row)}"
 
 
-def _check_table(own: Mapping[str, Tensor], table: Mapping[str, ParameterSlice]) -> None:
-    """Checks that the table fills every row of every tensor of the module once; mistakes are ours, not the user's."""
-    names = {id(tensor): name for name, tensor in own.items()}  # tied parameters are one tensor of several names
+def _check_table(parameters: Mapping[str, Tensor], table: Mapping[str, ParameterSlice]) -> None:
+    """Checks that the table fills every row of every tensor of the module once. A mistake is a bug, not the user's."""
+    names = {id(tensor): name for name, tensor in parameters.items()}  # tied parameters are one tensor of several names
     spans: dict[str, list[tuple[int, int]]] = {name: [] for name in names.values()}
     for official, dest in table.items():
-        if dest.name not in own:
+        if dest.name not in parameters:
             raise ValueError(f"the table maps '{official}' to '{dest.name}', which the module does not have")
-        tensor = own[dest.name]
+        tensor = parameters[dest.name]
         rows = len(tensor) if tensor.ndim else 1
         spans[names[id(tensor)]].append((dest.start, rows if dest.rows is None else dest.start + dest.rows))
-    for name, found in spans.items():
-        starts, ends = zip(*sorted(found), strict=True) if found else ((), ())
-        rows = len(own[name]) if own[name].ndim else 1
+    for name, parts in spans.items():
+        starts, ends = zip(*sorted(parts), strict=True) if parts else ((), ())
+        rows = len(parameters[name]) if parameters[name].ndim else 1
         if (0, *ends) != (*starts, rows):
-            raise ValueError(f"the table fills rows {sorted(found)} of '{name}' {list(own[name].shape)}")
+            raise ValueError(f"the table fills rows {sorted(parts)} of '{name}' {list(parameters[name].shape)}")

@@ -1,4 +1,4 @@
-"""Class-conditional models that fill an image in an order of their own, with their official files: ARPG and LPD.
+"""Class-conditional models that do not fill an image row by row, with their official files: ARPG and LPD.
 
 Both have LlamaGen's tokenizer and the fields of its shape. Facts: `models.arpg` and `models.lpd`.
 """
@@ -27,12 +27,12 @@ tokens_of_image = llamagen_official.tokens_of_image
 
 
 class OrderedModel(LlamaGenModel):
-    """A subclass says how its files are read."""
+    """A subclass defines how its files are read."""
 
     def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(cfg, device, dtype)
         self.target.pads_see_all = False
-        if self.reduced and cfg["iterations"]:  # of an image of so few tokens
+        if self.reduced and cfg["iterations"]:  # a reduced image has few tokens
             cfg = {**cfg, "iterations": min(cfg["iterations"], self.target.length // 2)}
         self.target.order = GroupOrder.of(cfg, self.target.cfg.side)
 
@@ -43,7 +43,7 @@ class OrderedModel(LlamaGenModel):
             cfg = self._shape_in(shapes)
         except (LookupError, ValueError) as e:
             raise UsageError(
-                f"{source.path} is not a file of {self.name} (it lacks {e}); fetch the official one"
+                f"{source.path} is not a file of {self.name} (it has no {e}); fetch the official one"
             ) from e
         if cfg != self.shape:
             raise UsageError(
@@ -53,16 +53,16 @@ class OrderedModel(LlamaGenModel):
         return self._filled(source)
 
     def _shape_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LlamaGenConfig:
-        """The shape in a file's tensors. LookupError or ValueError where it has none."""
+        """The shape in a file's tensors. Raises LookupError or ValueError if they have none."""
         raise NotImplementedError
 
     def _filled(self, source: official.CheckpointSource) -> Any:
-        """The target of the shape, from its file."""
+        """The target with the model's shape, from its file."""
         raise NotImplementedError
 
 
 def _layers(shapes: Mapping[str, tuple[int, ...]], pattern: str) -> int:
-    return len({found[1] for name in shapes if (found := re.match(pattern, name))})
+    return len({match[1] for name in shapes if (match := re.match(pattern, name))})
 
 
 class ArpgModel(OrderedModel):
@@ -87,7 +87,7 @@ class ArpgModel(OrderedModel):
         c, (file, _) = self.shape, source.shards[0]
 
         def parts() -> dict[str, Tensor]:
-            """Codes, the mask token, then classes and none; the last row is not used."""
+            """The rows of the table: codes, the mask token, then classes and no class. The last row is not used."""
             [(_, table)] = source.read(["embeddings.weight"])
             first = c.vocab_size + 1
             classes = table[first : first + c.num_classes + 1]

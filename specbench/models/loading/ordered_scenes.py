@@ -21,7 +21,7 @@ from specbench.models.vq import VQConfig, VQModel
 
 
 class ScenesArpg(Bundle):
-    """What a pipeline needs from a model."""
+    """The model for a pipeline."""
 
     resolution = scenes.SIZE
 
@@ -42,7 +42,7 @@ class ScenesArpg(Bundle):
         return self.tokenizer.codebook()
 
     def encode(self, prompts: list[str]) -> ClassConditioning:
-        """Class names ("red circle") or numbers."""
+        """prompts: class names ("red circle") or numbers."""
         return ClassConditioning(torch.tensor(scenes_classes.numbers_in(prompts, self.name), device=self.device))
 
     def decode_image(self, tokens: Tensor) -> np.ndarray:
@@ -50,5 +50,5 @@ class ScenesArpg(Bundle):
 
 
 def tokens_of_image(cfg: Mapping[str, Any]) -> int:
-    """Tokens of an image; loads nothing."""
+    """Number of tokens of an image. Loads nothing."""
     return scenes_config.ARPG.block_size

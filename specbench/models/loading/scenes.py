@@ -23,7 +23,7 @@ from specbench.models.vq import VQConfig, VQModel
 
 
 class ScenesModel(Drafters, Bundle):
-    """What a pipeline needs from a text-to-image model; drafters are loaded when a method needs them."""
+    """The text-to-image model for a pipeline. Drafters are loaded when a method needs them."""
 
     resolution = 64
     target: LlamaGen
@@ -47,8 +47,8 @@ class ScenesModel(Drafters, Bundle):
         return module(shape).to(self.device, dtype).eval().requires_grad_(False)
 
     def codes(self, images: Tensor) -> Tensor:
-        """By the tokenizer in bfloat16, as `make train-scenes` does it: some codes of the table are so close together
-        that float32 chooses others, which decode alike, but which the target was not trained on."""
+        """Uses the tokenizer in bfloat16, like `make train-scenes`. Some codes are so close together that float32
+        chooses others: these decode to nearly the same image, but the target was not trained on them."""
         with torch.autocast(self.device.type, torch.bfloat16):
             return self.tokenizer.encode(images.to(self.device))
 
@@ -59,12 +59,12 @@ class ScenesModel(Drafters, Bundle):
         return LlamaGen(WORLDS[self.world].draft)
 
     def codebook(self) -> Tensor:
-        """As stored. This tokenizer's vectors are of unit length, so that l2 and cosine name the same neighbours."""
+        """The stored table. Its vectors have unit length, so l2 and cosine give the same neighbours."""
         return self.tokenizer.codebook()
 
     @torch.inference_mode()
     def encode(self, prompts: list[str]) -> Conditioning:
-        """Features of each prompt, encoded alone: they do not depend on the batch."""
+        """Features of the prompts. Each prompt is encoded separately, so they do not depend on the batch."""
         rows = [self.text(self.text.tokenize([p]).to(self.device)) for p in prompts]
         features = torch.cat(rows).to(self.dtype)
         return Conditioning(features, torch.ones(features.shape[:2], dtype=torch.bool, device=self.device))
@@ -74,7 +74,7 @@ class ScenesModel(Drafters, Bundle):
 
 
 class ScenesFlashAR(ScenesModel):
-    """The same with a target that decodes along anti-diagonals."""
+    """The same model with a target that decodes along anti-diagonals."""
 
     def _target(self, dtype: torch.dtype) -> FlashAR:
         target: FlashAR = self._load("flashar", FlashAR, FlashARConfig, dtype)
@@ -82,5 +82,5 @@ class ScenesFlashAR(ScenesModel):
 
 
 def tokens_of_image(cfg: Mapping[str, Any]) -> int:
-    """Tokens of an image; loads nothing."""
+    """Number of tokens of an image. Loads nothing."""
     return WORLDS[registry.world_of(cfg)].target.block_size

@@ -1,9 +1,9 @@
 """SimpleAR: a Qwen2 with one vocabulary for text and images, and the Cosmos tokenizer.
 
-The official code has no grammar: ids of text compete at every position of an image, and decode as code 0. Here they are
-tokens after those of the codes. Facts: reference README_3 (58) to (68) and the manifests of SimpleAR. The official
-plain sampler mixes log-probabilities where logits are mixed here: both differ by a constant per row, so the
-distributions are the same. It also ends an image at the model's end id, and then fails; here that id is one of text.
+The official code has no grammar: ids of text compete at every position of an image and decode as code 0. Here, they are
+tokens after the codes. Facts: reference README_3 (58) to (68) and the manifests of SimpleAR. The official plain sampler
+mixes log-probabilities; here, logits are mixed. Both differ by a constant per row, so the distributions are the same.
+It also ends an image at the model's end id and then fails; here, this id is an ordinary text id.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from specbench.models.pixels import to_uint8
 from specbench.models.unified import ImageTokens, UnifiedConfig
 
 SIDE = 64  # codes per side of an image of 1024 x 1024 pixels
-TEXT_IDS = 151672  # ids of the tokenizer; seven special ones are the last
+TEXT_IDS = 151672  # ids of the tokenizer; the last seven are special
 
 _QWEN = {"rope_base": 1e6, "norm_eps": 1e-6, "qkv_bias": True}
 REDUCED_SIDE, REDUCED_TEXT_IDS = 4, 40
@@ -41,30 +41,30 @@ def full(model: str) -> UnifiedConfig:
 
 @dataclass(frozen=True)
 class SimpleARIds:
-    """Special ids of SimpleAR's vocabulary that a prompt is made of (manifest SimpleAR-0.5B)."""
+    """Special ids of SimpleAR's vocabulary in a prompt (manifest SimpleAR-0.5B)."""
 
     text_to_image: int = 151665
     image_start: int = 151667
 
 
 class SimpleARText(NamedText):
-    """SimpleAR's tokenizer, Qwen2.5's with seven tokens more: tokenizer.json, or vocab.json, merges.txt and
+    """SimpleAR's tokenizer, which is Qwen2.5's with seven more tokens: tokenizer.json, or vocab.json, merges.txt and
     added_tokens.json."""
 
     model, files = "SimpleAR", ("tokenizer.json", "vocab.json")
 
     def __len__(self) -> int:
-        """Ids; that of an image's first code follows them."""
+        """The number of ids; the first code of an image has the next id."""
         return len(self._names)
 
     def ids(self) -> SimpleARIds:
-        """The special ids, by their names. Raises UsageError where one is missing."""
+        """The special ids, by their names. Raises UsageError if one is missing."""
         return SimpleARIds(**self.named({"text_to_image": "<|t2i|>", "image_start": "<|soi|>"}))
 
 
 def simplear_prompt(encode: Encode, prompt: str, instruction: str, negative: str, ids: SimpleARIds) -> Prompt:
-    """[text to image] instruction [image start]; `negative` in the same frame instead of an unconditional prompt
-    (reference README_3 (61)). `instruction` holds {prompt}."""
+    """[text to image] instruction [image start]. `negative`, in the same format, replaces an unconditional prompt
+    (reference README_3 (61)). `instruction` contains {prompt}."""
 
     def framed(text: str) -> list[int]:
         return [ids.text_to_image, *encode(text), ids.image_start]
@@ -73,13 +73,13 @@ def simplear_prompt(encode: Encode, prompt: str, instruction: str, negative: str
 
 
 def image(text_ids: int, codes: int, side: int) -> ImageTokens:
-    """A square of tokens, each of which may be any id: the codes, which follow the text's ids, come first."""
+    """A square of tokens, which may have any id. Tokens are numbered with the codes first, then the ids of text."""
     ids = torch.cat([torch.arange(text_ids, text_ids + codes), torch.arange(text_ids)])
     return ImageTokens(ids, Grammar(len(ids), torch.full((side * side,), -1)), side)
 
 
-def known(tokens: Tensor, codes: int) -> Tensor:
-    """The codes of tokens (...) of `image`; ids of text are code 0, as the official code decodes them."""
+def image_codes(tokens: Tensor, codes: int) -> Tensor:
+    """The codes of tokens (...) of `image`. Ids of text become code 0, as in the official code."""
     return torch.where(tokens < codes, tokens, 0)
 
 
@@ -108,9 +108,9 @@ class SimpleAR(UnifiedModel):
         return simplear_prompt(self.text, text, self.instruction, self.negative, self.ids)
 
     def decode_image(self, codes: Tensor) -> np.ndarray:
-        return to_uint8(self.tokenizer.decode(known(codes, self.tokenizer.cfg.codebook_size)))
+        return to_uint8(self.tokenizer.decode(image_codes(codes, self.tokenizer.cfg.codebook_size)))
 
 
 def tokens_of_image(cfg: Mapping[str, Any]) -> int:
-    """Tokens of an image; loads nothing."""
+    """Number of tokens of an image. Loads nothing."""
     return SIDE * SIDE

@@ -1,9 +1,9 @@
-"""Text as the official models read it: Flan-T5 features for LlamaGen, the tokenizers of the others.
+"""Text inputs of the official models: Flan-T5 features for LlamaGen, and the tokenizers of the other models.
 
-Sources of the facts: the reference README, by its numbers, and next to it manifests/ and prompt_formats.json. Fixed
-wordings (an instruction, a quality suffix, a negative prompt) are settings: they come in as arguments.
+Sources of the facts: the reference README, by its numbers, manifests/ and prompt_formats.json. Fixed wordings (an
+instruction, a quality suffix, a negative prompt) are settings, which are passed as arguments.
 
-Nothing of a tokenizer's file is executed, and a user's text never becomes a special token.
+No code in a tokenizer's file is executed, and a user's text never becomes a special token.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _LOG = logging.getLogger("specbench")
 T5_XL = 32128 * 2048 + 24 * (4 * 2048**2 + 3 * 2048 * 5120 + 2 * 2048) + 32 * 32 + 2048
 
 
-#: Names of its one table of words, and what a file of encoder and decoder holds besides the encoder.
+#: Names of its table of words, and of the tensors that a file has in addition to the encoder.
 _T5_SHARED = ("shared.weight", "encoder.embed_tokens.weight")
 _T5_IGNORED = (r"decoder\..*", r"lm_head\.weight", *map(re.escape, _T5_SHARED))
 
 
 def clean(caption: str) -> str:
-    """A caption as LlamaGen's encoder was trained to see it, for captions written by people.
+    """Cleans a caption written by a person, as in the training of LlamaGen's encoder.
 
-    Like the official cleaning (language/t5.py, called twice there) it decodes %xx, + and HTML entities, lower-cases,
-    drops tags, makes one kind of dash and of quotation mark, puts a space for signs such as brackets, & and /, and one
-    after a comma or a full stop inside a word, drops sizes such as 2x2 and numbers such as #41, and collapses white
-    space. It leaves out the rules for web advertising (addresses, file names, article numbers, shipping, ...), the
-    repair of broken Unicode and the removal of Chinese characters.
+    Like the official cleaning (language/t5.py, called twice there), it decodes %xx, + and HTML entities, lower-cases,
+    drops tags, and uses one kind of dash and of quotation mark. It replaces signs such as brackets, & and / by a space,
+    adds a space after a comma or a full stop inside a word, drops sizes such as 2x2 and numbers such as #41, and
+    collapses white space. It omits the rules for web advertising (addresses, file names, article numbers, shipping,
+    ...), the repair of broken Unicode and the removal of Chinese characters.
     """
     for _ in range(2):
         caption = html.unescape(re.sub(r"<[^<>]*>", "", unquote_plus(caption).strip().lower()))
@@ -80,31 +80,31 @@ def left_pad(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 class T5Features:
     """Flan-T5-XL's encoder, from a folder with config.json, tokenizer.json and weights, as LlamaGen's prompts need it.
 
-    A prompt is encoded alone and without padding: its features do not depend on what else is in the batch, and are
-    those of the official padded call, which masks padding, up to rounding.
+    A prompt is encoded separately and without padding, so its features do not depend on the rest of the batch. Up to
+    rounding, they equal the features of the official padded call, which masks padding.
     """
 
     def __init__(self, folder: Path, device: torch.device | str, dtype: torch.dtype, tokens: int = 120) -> None:
-        """`tokens` is the length of LlamaGen's text prefix. Raises UsageError for a folder that is not such a model."""
+        """tokens: the length of LlamaGen's text prefix. Raises UsageError for a folder that is not such a model."""
         for name in ("config.json", "tokenizer.json"):
             if not (folder / name).is_file():
-                raise UsageError(f"{folder} lacks {name}: put the files of google/flan-t5-xl there")
+                raise UsageError(f"{folder} has no {name}: put the files of google/flan-t5-xl there")
         from transformers import AutoTokenizer, T5Config, T5EncoderModel
 
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             cfg = T5Config.from_dict(official.config(folder))
             with torch.device("meta"):
-                own = T5EncoderModel(cfg).state_dict()
+                names = T5EncoderModel(cfg).state_dict()
         except UsageError:
             raise
-        except Exception as e:  # whatever a broken file makes the libraries raise
+        except Exception as e:  # for a broken file, the libraries raise many types
             reason = str(e).strip().partition("\n")[0] or type(e).__name__
             raise UsageError(f"{folder} is not a readable T5 model ({reason}); fetch it again") from e
         source = official.open_source(folder)
         shared = next((name for name in _T5_SHARED if name in source.tensors), _T5_SHARED[0])
-        table = {name: ParameterSlice(name) for name in own if name not in _T5_SHARED or name == shared}
-        # T5 was trained in bfloat16, and its states leave the range of float16.
+        table = {name: ParameterSlice(name) for name in names if name not in _T5_SHARED or name == shared}
+        # T5 was trained in bfloat16, and its states exceed the range of float16.
         kind = torch.bfloat16 if dtype == torch.float16 else dtype
         self.tokens, self.dim, self.device = tokens, int(cfg.d_model), torch.device(device)
         self._model = official.load(lambda: T5EncoderModel(cfg), source, table, self.device, kind, _T5_IGNORED)
@@ -113,7 +113,7 @@ class T5Features:
     def __call__(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """N prompts -> features (N, tokens, dim) of the model's dtype, and valid (N, tokens) bool, padded on the left.
 
-        A prompt of more than `tokens` tokens loses its tail, with a warning that names its index.
+        A prompt of more than `tokens` tokens is cut off, with a warning that gives its index.
         """
         features = torch.zeros(len(prompts), self.tokens, self.dim, dtype=self._model.dtype, device=self.device)
         mask = torch.zeros(len(prompts), self.tokens, dtype=torch.bool, device=self.device)
@@ -121,21 +121,21 @@ class T5Features:
             ids = self._tokenizer(clean(prompt), verbose=False).input_ids
             if len(ids) > self.tokens:
                 _LOG.warning("prompt %d has %d tokens; the text encoder reads %d", row, len(ids), self.tokens)
-                ids = [*ids[: self.tokens - 1], ids[-1]]  # the end of sequence stays
-            found = self._model(input_ids=torch.tensor([ids], device=self.device)).last_hidden_state[0]
-            features[row, : len(ids)], mask[row, : len(ids)] = found, True
+                ids = [*ids[: self.tokens - 1], ids[-1]]  # keeps the end of sequence
+            states = self._model(input_ids=torch.tensor([ids], device=self.device)).last_hidden_state[0]
+            features[row, : len(ids)], mask[row, : len(ids)] = states, True
         return left_pad(features, mask)
 
 
 def find_file(path: Path, *names: str) -> Path:
-    """The file itself, or the first of `names` in a folder."""
-    found = path if path.is_file() else next((path / name for name in names if (path / name).is_file()), None)
-    if found is None:
+    """The file `path`, or the first of `names` in the folder `path`."""
+    file = path if path.is_file() else next((path / name for name in names if (path / name).is_file()), None)
+    if file is None:
         raise UsageError(f"{path} holds no tokenizer: put {' or '.join(names)} there")
-    return found
+    return file
 
 
-#: How Emu3 (and Qwen, whose vocabulary it is) cuts text into the pieces that are merged each for itself.
+#: How Emu3 (like Qwen, whose vocabulary it uses) cuts text into pieces, which are then merged separately.
 PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -143,10 +143,10 @@ PIECES = (
 
 
 def open_tokenizer(file: Path) -> tuple[Tokenizer, dict[str, int]]:
-    """A tokenizer of plain text, and every token's id by its name, from tokenizer.json, or from Qwen's older vocab.json
-    with merges.txt and added_tokens.json beside it.
+    """A tokenizer of plain text, and token name -> id, from tokenizer.json, or from Qwen's older vocab.json with
+    merges.txt and added_tokens.json in the same folder.
 
-    The file's special tokens are names only: they are not in the tokenizer, so that text cannot spell one.
+    The special tokens of the file are only in the names: they are not in the tokenizer, so text cannot contain one.
     """
     try:
         if file.name == "vocab.json":
@@ -157,7 +157,7 @@ def open_tokenizer(file: Path) -> tuple[Tokenizer, dict[str, int]]:
             raise ValueError("an id is not an integer")
         plain = content | dict.fromkeys(("post_processor", "truncation", "padding")) | {"added_tokens": []}
         return Tokenizer.from_str(json.dumps(plain)), ids
-    except Exception as e:  # the tokenizers library raises Exception itself
+    except Exception as e:  # the tokenizers library raises plain Exceptions
         raise UsageError(f"{file} is not a readable tokenizer ({type(e).__name__}: {e}); fetch it again") from e
 
 
@@ -174,44 +174,44 @@ def _open_byte_level(file: Path) -> tuple[Tokenizer, dict[str, int]]:
 
 
 class NamedText:
-    """A tokenizer of plain text whose special tokens are known by their names; model: whose it is, in messages."""
+    """A tokenizer of plain text, whose special tokens have names. model: the model's name, in messages."""
 
     model: str
     files: tuple[str, ...] = ("tokenizer.json",)
 
     def __init__(self, path: Path) -> None:
-        """`path` is one of `files`, or the folder of one. Raises UsageError for another kind of file."""
+        """path: one of `files`, or the folder of one. Raises UsageError for another kind of file."""
         self.file = find_file(path, *self.files)
         self._tokenizer, self._names = open_tokenizer(self.file)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without a beginning or an end of its own."""
+        """The ids of a text, without begin and end tokens."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def named(self, names: Mapping[str, str]) -> dict[str, int]:
-        """Field -> name of a special token, as field -> id. Raises UsageError where a name is missing."""
+        """Maps field -> name of a special token to field -> id. Raises UsageError if a name is missing."""
         if missing := [name for name in names.values() if name not in self._names]:
-            raise UsageError(f"{self.file} lacks the token {missing[0]}: it is not {self.model}'s tokenizer")
+            raise UsageError(f"{self.file} has no token {missing[0]}: it is not {self.model}'s tokenizer")
         return {field: self._names[name] for field, name in names.items()}
 
 
 def _hash(*words: Any) -> int:
-    """63 bits, the same for the same words on every machine."""
+    """63 bits, which are the same for the same words on all machines."""
     return int.from_bytes(hashlib.blake2b("\n".join(map(str, words)).encode(), digest_size=8).digest()) >> 1
 
 
 def hashed_ids(text: str, low: int, high: int) -> list[int]:
-    """One id in [low, high) a word, by a hash of the word. For weights=random, which were not trained: only
-    the equality of words and the length of prompts matter."""
+    """One id in [low, high) per word, by a hash of the word. For weights=random, which are not trained: only the
+    equality of words and the length of prompts matter."""
     return [low + _hash(word) % (high - low) for word in text.split()]
 
 
 def hashed_features(prompts: Sequence[str], tokens: int, dim: int) -> tuple[Tensor, Tensor]:
-    """In the shape of T5Features: normal numbers seeded by a hash of the prompt, and one position more than it has
-    words.
+    """Random features in the shape of T5Features: normal numbers, seeded by a hash of the prompt. A prompt has one more
+    valid position than words.
 
-    For weights=random, which were not trained. N prompts -> features (N, tokens, dim) float32 on the CPU, and valid
+    For weights=random, which are not trained. N prompts -> features (N, tokens, dim) float32 on the CPU, and valid
     (N, tokens) bool, padded on the left.
     """
     features = torch.zeros(len(prompts), tokens, dim)

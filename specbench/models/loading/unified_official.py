@@ -1,6 +1,6 @@
 """Targets with one vocabulary for text and images, from Hugging Face folders, and their prompts as token ids.
 
-Sources of the facts on prompts: the reference README and README_3, by their numbers, and prompt_formats.json and
+Sources of the facts on prompts: the reference README and README_3, by their numbers, prompt_formats.json and
 prompt_formats_3.json. Fixed wordings (an instruction, a quality suffix, a negative prompt) are settings.
 """
 
@@ -24,28 +24,28 @@ from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfi
 
 EMBEDDING = "model.embed_tokens.weight"
 
-#: Text -> token ids, without any special token.
+#: Text -> token ids, without special tokens.
 Encode = Callable[[str], list[int]]
 
 
 class Prompt(NamedTuple):
-    """Token ids up to the last one before the first image token, with the prompt and without it (for guidance)."""
+    """Token ids before the first image token, with the prompt and without it (for guidance)."""
 
     conditional: list[int]
     unconditional: list[int]
 
 
 def instructed(instruction: str, prompt: str) -> str:
-    """The prompt within an instruction. UsageError for an instruction without {prompt}."""
+    """The instruction with the prompt. Raises UsageError for an instruction without {prompt}."""
     if "{prompt}" not in instruction:
         raise UsageError(f"the instruction {instruction!r} has no field for the prompt: write {{prompt}} into it")
     return instruction.replace("{prompt}", prompt)
 
 
 def left_pad_ids(rows: Sequence[Sequence[int]], length: int, pad: int) -> tuple[Tensor, Tensor]:
-    """N rows of token ids -> ids (N, length) int64 padded on the left with `pad`, and valid (N, length) bool.
+    """N rows of token ids -> ids (N, length) int64, padded on the left with `pad`, and valid (N, length) bool.
 
-    Raises UsageError for a row that is longer.
+    Raises UsageError for a longer row.
     """
     ids = torch.full((len(rows), length), pad, dtype=torch.int64)
     valid = torch.zeros(len(rows), length, dtype=torch.bool)
@@ -61,15 +61,15 @@ def left_pad_ids(rows: Sequence[Sequence[int]], length: int, pad: int) -> tuple[
 
 
 def padded(prompts: Sequence[Prompt], length: int, pad: int, device: torch.device) -> Prompts:
-    """Prompts padded on the left to `length` positions with the id `pad`: each independent of the others."""
+    """Prompts, padded on the left to `length` positions with the id `pad`, so that they do not depend on each other."""
     halves = [[p.conditional for p in prompts], [p.unconditional for p in prompts]]
-    both = [left_pad_ids(rows, length, pad) for rows in halves]
-    return Prompts(*(tensor.to(device) for pair in both for tensor in pair))
+    pairs = [left_pad_ids(rows, length, pad) for rows in halves]
+    return Prompts(*(tensor.to(device) for pair in pairs for tensor in pair))
 
 
 class UnifiedModel(RealModel):
-    """A target with one vocabulary. A subclass sets `image`, `pad`, `target` and `tokenizer`, whose `codebook()` gives
-    its code vectors, and defines the format of a prompt."""
+    """A target with one vocabulary. A subclass sets `image`, `pad`, `target` and `tokenizer` (whose `codebook()` gives
+    the code vectors), and defines the format of a prompt."""
 
     target: Unified
     image: ImageTokens
@@ -84,14 +84,14 @@ class UnifiedModel(RealModel):
         raise NotImplementedError
 
     def encode(self, prompts: list[str]) -> Prompts:
-        """All padded to `prompt_length` positions: independent of the rest of the batch."""
+        """All prompts are padded to `prompt_length` positions, so they do not depend on the rest of the batch."""
         return padded([self.prompt(text) for text in prompts], self.prompt_length, self.pad, self.device)
 
     def decode_image(self, codes: Tensor) -> np.ndarray:
         return truncated(self.tokenizer.decode(codes))
 
     def loaded_target(self, shape: UnifiedConfig) -> Unified:
-        """The target of the folder; of this shape where weights are random."""
+        """The target of the folder; with random weights, a target of this shape."""
         if self.folder is None:
             return self.random(lambda: Unified(shape, self.image), 1, self.dtype)
         return read(self.part("target"), self.image, self.device, self.dtype)
@@ -104,15 +104,16 @@ class UnifiedModel(RealModel):
         return read(path, self.image, self.device, self.dtype)
 
     def codebook(self) -> Tensor:
-        """The code vectors as stored (reference README (18)), NaN for the image grammar's own tokens."""
+        """The stored code vectors (reference README (18)); NaN for the tokens of the image grammar."""
         codes = self.tokenizer.codebook()
-        own = codes.new_full((self.target.vocab_size - len(codes), codes.shape[1]), torch.nan)
-        return torch.cat([codes, own])
+        undefined = codes.new_full((self.target.vocab_size - len(codes), codes.shape[1]), torch.nan)
+        return torch.cat([codes, undefined])
 
 
 def from_hugging_face(c: Mapping[str, Any], qk_norm: int | Literal["rms"], qkv_bias: bool = False) -> UnifiedConfig:
-    """From transformers' names; only the tensors give the norms of queries and keys, qk_norm, and whether queries, keys
-    and values have biases. Raises KeyError, TypeError or ValueError for what does not describe a language model."""
+    """The configuration from transformers' names. The tensors must give qk_norm (norms on queries and keys) and
+    qkv_bias (whether queries, keys and values have biases). Raises KeyError, TypeError or ValueError if it does not
+    describe a language model."""
     rotary = c.get("rope_parameters") or {}
     return UnifiedConfig(
         dim=c["hidden_size"],
@@ -130,7 +131,8 @@ def from_hugging_face(c: Mapping[str, Any], qk_norm: int | Literal["rms"], qkv_b
 
 
 def described(folder: Path, configured: Callable[[Mapping[str, Any]], UnifiedConfig]) -> UnifiedConfig:
-    """What `configured` makes of a folder's config.json. UsageError where that describes no language model."""
+    """The result of `configured` for a folder's config.json. Raises UsageError if it does not describe a language
+    model."""
     try:
         return configured(official.config(folder))
     except (KeyError, TypeError, ValueError) as e:
@@ -138,8 +140,8 @@ def described(folder: Path, configured: Callable[[Mapping[str, Any]], UnifiedCon
 
 
 def configured(content: Mapping[str, Any], source: CheckpointSource) -> UnifiedConfig:
-    """Of a config.json: a language model's own, or a complete Chameleon's, Emu3's or GLM-Image's. The tensors give the
-    width of a head, the norms and the biases."""
+    """The language model of a config.json: of a language model, or of a complete Chameleon, Emu3 or GLM-Image. The
+    tensors give the width of a head, the norms and the biases."""
     first = {n.partition("layers.0.")[2]: i.shape for n, i in source.tensors.items() if "layers.0." in n}
     norm = first.get("self_attn.q_norm.weight", (0, 0))
     language = content.get("text_config", content)
@@ -159,7 +161,7 @@ def configured(content: Mapping[str, Any], source: CheckpointSource) -> UnifiedC
 
 
 def tied(source: CheckpointSource, content: Mapping[str, Any]) -> CheckpointSource:
-    """The source, with its embedding as the head, too, where its config.json ties both and it holds no head."""
+    """The source, with its embedding also used as the head if its config.json ties both and it has no head."""
     if content.get("tie_word_embeddings") and "lm_head.weight" not in source.tensors and EMBEDDING in source.tensors:
         file = source.tensors[EMBEDDING].file
         return source.joined(file, lambda: {"lm_head.weight": dict(source.read([EMBEDDING]))[EMBEDDING]})
@@ -167,7 +169,7 @@ def tied(source: CheckpointSource, content: Mapping[str, Any]) -> CheckpointSour
 
 
 def read(folder: Path, image: ImageTokens, device: torch.device, dtype: torch.dtype) -> Unified:
-    """A model from a Hugging Face folder; of its head the rows of image tokens."""
+    """A model from a Hugging Face folder; only the rows of image tokens are kept of its head."""
     source = official.halved(official.open_source(folder), "gate_up_proj.weight", "gate_proj.weight", "up_proj.weight")
     source = tied(source, official.config(folder))
     cfg = described(folder, lambda content: configured(content, source))
