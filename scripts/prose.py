@@ -115,7 +115,7 @@ def files() -> list[Path]:
     """The files that are checked."""
     kinds = {"md": ["docs"], "yaml": ["conf", "specbench"], "py": ["specbench", "scripts", "tools", "tests"]}
     paths = [path for kind, folders in kinds.items() for name in folders for path in (ROOT / name).rglob(f"*.{kind}")]
-    return [ROOT / "README.md", *sorted(paths)]
+    return [ROOT / "README.md", ROOT / "results/README.md", *sorted(paths)]
 
 
 def main(*names: str) -> int:

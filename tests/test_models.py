@@ -248,10 +248,10 @@ def test_every_rule_runs_on_every_drafter(first, name):
     for number, (rule, parameters_of_it) in enumerate(RULES.items(), start=first):
         temperature = 0.0 if rule == "exact" else float(number % 2)
         setting = RuleContext(drafter.tree.height, lambda: codebook, temperature == 0)
-        judge = registry.find("rule", rule)(parameters_of_it, setting)
+        built_rule = registry.find("rule", rule)(parameters_of_it, setting)
         sampling = Sampling(temperature=temperature, top_k=4, cfg_scale=2.0)
         args = sampling, tiny.prompts(6), [(0, i) for i in range(6)]
-        out = decode_images(target, drafter, judge, *args)
+        out = decode_images(target, drafter, built_rule, *args)
         assert out.tokens.min() >= 0
         assert out.tokens.max() < tiny.VOCAB
         assert (out.steps + out.accepted >= 16).all(), rule  # every token was accepted or came from a step

@@ -43,7 +43,7 @@ _ENERGY = 4000  # sequences of each set for the energy distance, which computes 
 
 
 class AuditedNetwork(ContinuousModel, Protocol):
-    """The interface of a model for an audit, in addition to that of the decode loop: samples of the target alone need
+    """The interface of a model for an audit, in addition to the decode loop's: samples of the target alone need
     conditions and moments without a session."""
 
     causal: bool

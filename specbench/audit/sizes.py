@@ -79,7 +79,7 @@ def is_exact(cfg: Mapping[str, Any]) -> bool:
 
 def meaningful(cfg: Mapping[str, Any], model: Subject) -> bool:
     """Whether an audit of all models includes this one; see `_NEARNESS`. Real models are audited only with exact rules,
-    since their drafters, not their rules, differ from those of tables."""
+    since their drafters, not their rules, differ from the tables'."""
     if not isinstance(model, TabularModel):
         return is_exact(cfg) or cfg["drafter"] == "medusa"
     return model.vocab >= _FEWEST or not (cfg["rule"] in _NEARNESS or cfg["rule"] == "typical")

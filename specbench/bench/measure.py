@@ -233,7 +233,7 @@ def _against_floors(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tune(pipeline: Pipeline, nodes: Iterable[int], rows: int, slots: int) -> None:
     """Before the first measurement, lets fused kernels choose their tiles for passes over `rows` sequences of `slots`
-    positions: for the given numbers of nodes, and for those of the method. A device does this once; later runs use the
+    positions: for the given numbers of nodes, and for the method's. A device does this once; later runs use the
     tiles, too."""
     kernels: Any = pipeline.engine.kernels
     if kernels is None:

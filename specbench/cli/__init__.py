@@ -30,7 +30,8 @@ _FOOT = """
   specbench --include DIR list plugins       your own rules, drafters, models, data, metrics: DIR/GROUP/NAME.yaml
   eval "$(specbench -sc install=bash)"       commands, parameters and choices on the tab key, in this shell
 
-exit codes: 0 done, 1 failed, 2 a mistake in the arguments, 3 done but a named metric has no value, 130 stopped"""
+exit codes: 0 done, 1 failed, 2 a mistake in the arguments, 3 done but a named metric has no value,
+4 done but too many images are degenerate, 130 stopped"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

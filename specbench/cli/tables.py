@@ -29,7 +29,7 @@ from specbench.tables.suites import Suite
 
 
 def by_default() -> list[Table]:
-    """The tables that are drawn by default: all except those that take hours, and those of plug-ins."""
+    """The tables that are drawn by default: all of specbench's that do not take hours."""
     shipped = (table for name, table in TABLES.items() if parameters.plugin_of("suite", name) is None)
     return [table for table in shipped if not table.on_request]
 

@@ -22,8 +22,8 @@ from specbench.errors import UsageError, nearest, unknown
 #: The groups that make up a method.
 PARTS = ("drafter", "rule", "verification")
 
-#: The parameters of a run whose images a server decodes, besides those of its data and its engine: names that represent
-#: the server's own model and method, and the parameters on prompts, scoring and the folder.
+#: The parameters of a run whose images a server decodes, besides the parameters of its data and its engine: names that
+#: represent the server's own model and method, and the parameters on prompts, scoring and the folder.
 _GROUPS_OF_SERVED = ("data", "engine", "log")
 SERVED = dict.fromkeys(("model", "method", "drafter", "rule"), "served")
 _OF_SERVED = ("seed", "n", "images_per_prompt", "device", "warmup", "metrics", "metrics_dir", "reference", "out")
@@ -123,7 +123,7 @@ def declarations(group: str, name: str) -> Mapping[str, Parameter]:
 
 def table() -> Mapping[str, Parameter]:
     """Every parameter with its first declaration, in the order of a row's columns: the names of choices, the parameters
-    of these choices in the order of config.yaml's groups, the parameters of every run, and those of plug-ins."""
+    of these choices in the order of config.yaml's groups, the parameters of every run, and the plug-ins' parameters."""
     return found_choices().parameters
 
 
@@ -138,7 +138,7 @@ def in_run(cfg: Mapping[str, Any]) -> dict[str, Parameter]:
 
 @cached
 def declared(group: str, name: str) -> frozenset[str]:
-    """The flat parameters of a choice, including those of the files that it builds on."""
+    """The flat parameters of a choice and of the files that it builds on."""
     return frozenset(content(group, name)) - METADATA
 
 
@@ -191,7 +191,7 @@ def common() -> frozenset[str]:
 
 @cached
 def method_parameters() -> frozenset[str]:
-    """The parameters that the parts of a method declare, without those of the model and the sampling."""
+    """The parameters that the parts of a method declare, without the model's and the sampling's."""
     parts = (declared(group, name) for group in PARTS for name in choices(group))
     return frozenset().union(*parts)
 

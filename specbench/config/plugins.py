@@ -1,4 +1,4 @@
-"""The choices of a run: specbench's own, in conf/, and those of plug-ins. Both are searched, checked and declared here.
+"""The choices of a run: specbench's own, in conf/, and the plug-ins'. Both are searched, checked and declared here.
 
 A choice is a file GROUP/NAME.yaml. It may build on other files of its group, which it names in its list `defaults`. A
 parameter is declared in the file of the choice that has it, or in a file that it builds on, under `parameters`, with
@@ -127,7 +127,7 @@ class FoundChoices:
 
 @cached
 def load(conf: Path) -> FoundChoices:
-    """The choices in `conf`, which are specbench's own, and those of the installed and included plug-ins.
+    """The choices in `conf`, which are specbench's own, and the choices of installed and included plug-ins.
 
     Raises UsageError for a fault in specbench's own.
     """

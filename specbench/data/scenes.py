@@ -11,14 +11,11 @@ decides the split.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from specbench.data.base import Item
-from specbench.data.worlds import ABSENT, Sample, World
+from specbench.data.worlds import Sample, Wording, World, rgb
 
 SIZE = 64  # pixels per side
 MAX_OBJECTS = 3
@@ -93,12 +90,7 @@ class Scene:
 
     def labels(self) -> list[int]:
         """One class index per entry of `ATTRIBUTES`; `ABSENT` for slots without an object."""
-        out = [LAYOUTS.index(self.layout), BACKGROUNDS.index(self.background)]
-        for slot in range(MAX_OBJECTS):
-            present = slot < len(self.objects)
-            for name, choices in OBJECT_ATTRIBUTES.items():
-                out.append(choices.index(getattr(self.objects[slot], name)) if present else ABSENT)
-        return out
+        return WORLD.labels(self, self.objects)
 
 
 def centres(layout: str) -> list[tuple[float, float]]:
@@ -116,12 +108,8 @@ def draw_scene(rng: np.random.Generator) -> Scene:
 
 def write_caption(scene: Scene, rng: np.random.Generator) -> str:
     """A sentence that states all attributes of a scene, in one of several wordings."""
-
-    def one_of(options: Sequence[str]) -> str:
-        return options[int(rng.integers(len(options)))]
-
-    def word(name: str) -> str:
-        return one_of(_WORDS.get(name, (name,)))
+    wording = Wording(rng, _WORDS)
+    one_of, word = wording.one_of, wording.word
 
     def phrase(o: SceneObject) -> str:
         size, colour, shape = word(o.size), word(o.colour), word(o.shape)
@@ -168,16 +156,11 @@ def write_caption(scene: Scene, rng: np.random.Generator) -> str:
 def _colour(rng: np.random.Generator, name: str) -> np.ndarray:
     if name == "white":
         return np.full(3, rng.uniform(0.92, 1.0))
-    return _hsv(_HUES[name] + rng.uniform(-0.012, 0.012), rng.uniform(0.82, 1.0), rng.uniform(0.85, 1.0))
-
-
-def _hsv(h: float, s: float, v: float) -> np.ndarray:
-    k = (np.array([5.0, 3.0, 1.0]) + (h % 1.0) * 6) % 6
-    return v * (1 - s * np.clip(np.minimum(k, 4 - k), 0, 1))
+    return rgb(_HUES[name] + rng.uniform(-0.012, 0.012), rng.uniform(0.82, 1.0), rng.uniform(0.85, 1.0))
 
 
 def _muted(rng: np.random.Generator) -> np.ndarray:
-    return _hsv(rng.uniform(), rng.uniform(0.1, 0.4), rng.uniform(0.25, 0.55))
+    return rgb(rng.uniform(), rng.uniform(0.1, 0.4), rng.uniform(0.25, 0.55))
 
 
 _Y, _X = np.mgrid[0:SIZE, 0:SIZE].astype(np.float32) + 0.5
@@ -272,9 +255,4 @@ WORLD = World(
     draw=draw,
 )
 ATTRIBUTES = WORLD.attributes
-sample, render = WORLD.sample, WORLD.render
-
-
-def items(cfg: Mapping[str, Any]) -> list[Item]:
-    """See `World.items`."""
-    return WORLD.items(cfg)
+sample, render, items = WORLD.sample, WORLD.render, WORLD.items

@@ -12,15 +12,13 @@ Train and validation share no symbolic description: a hash of it decides the spl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 
-from specbench.data.base import Item
-from specbench.data.worlds import Sample, World, labels_of
+from specbench.data.worlds import Sample, Wording, World, rgb
 
 SIZE = 64  # pixels per side
 MAX_REGIONS = 3
@@ -91,14 +89,7 @@ class Picture:
     regions: tuple[Region, ...]
 
     def labels(self) -> list[int]:
-        missing = [None] * (MAX_REGIONS - len(self.regions))
-        shared = [(self.layout, LAYOUTS), (self.light, LIGHTS), (self.contrast, CONTRASTS)]
-        regions = [
-            (getattr(region, name, ""), choices)
-            for region in (*self.regions, *missing)
-            for name, choices in REGION_ATTRIBUTES.items()
-        ]
-        return labels_of(iter([*shared, *regions]))
+        return WORLD.labels(self, self.regions)
 
 
 def describe(rng: np.random.Generator) -> Picture:
@@ -118,12 +109,8 @@ def describe(rng: np.random.Generator) -> Picture:
 
 def write_caption(description: Picture, rng: np.random.Generator) -> str:
     """A sentence that states all attributes, in one of several wordings."""
-
-    def one_of(options: Sequence[str]) -> str:
-        return options[int(rng.integers(len(options)))]
-
-    def word(name: str) -> str:
-        return one_of(_WORDS.get(name, (name,)))
+    wording = Wording(rng, _WORDS)
+    one_of, word = wording.one_of, wording.word
 
     def phrase(region: Region) -> str:
         grain, colour, material = word(region.grain), word(region.colour), word(region.material)
@@ -293,12 +280,6 @@ _TONES = {
 }
 
 
-def _rgb(h: Field, s: Field, v: Field) -> np.ndarray:
-    """Colours (..., 3) of hue, saturation and value."""
-    k = (np.array([5.0, 3.0, 1.0]) + (h % 1.0)[..., None] * 6) % 6
-    return v[..., None] * (1 - s[..., None] * np.clip(np.minimum(k, 4 - k), 0, 1))
-
-
 def _paint(region: Region, strong: bool, rng: np.random.Generator) -> np.ndarray:
     """The surface of a material, (64, 64, 3) in 0 to 1."""
     field = _FIELDS[region.material](rng, region.grain == "coarse")
@@ -309,7 +290,7 @@ def _paint(region: Region, strong: bool, rng: np.random.Generator) -> np.ndarray
     value = dark + (light - dark) * field + rng.uniform(-0.05, 0.05)
     shift = rng.uniform(-0.035, 0.035) + 0.03 * rng.standard_normal() * (field - 0.5) + 0.012 * _noise(rng, 1.8)
     depth = np.clip(saturation * (rng.uniform(0.85, 1.1) + 0.12 * _noise(rng, 1.8)) * (1.1 - 0.35 * field), 0, 1)
-    return _rgb(hue + shift, depth, np.clip(value, 0, 1))
+    return rgb(hue + shift, depth, np.clip(value, 0, 1))
 
 
 def _patch(outline: str, centre: tuple[float, float], radius: float, rng: np.random.Generator) -> Field:
@@ -373,8 +354,4 @@ WORLD = World(
     draw=draw,
     key=2**62,
 )
-
-
-def items(cfg: Mapping[str, Any]) -> list[Item]:
-    """See `World.items`."""
-    return WORLD.items(cfg)
+items = WORLD.items

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -82,6 +82,14 @@ class World:
             **{f"{name} {place}": choices for place in places for name, choices in self.slot.items()},
         }
 
+    def labels(self, description: Description, slots: Sequence[Any]) -> list[int]:
+        """The class index of each of `attributes`, `ABSENT` for an attribute that is empty and for slots beyond
+        `slots`."""
+        padded = [*slots, *[None] * (self.slots - len(slots))]
+        values = [(getattr(description, name), choices) for name, choices in self.shared.items()]
+        values += [(getattr(slot, name, ""), choices) for slot in padded for name, choices in self.slot.items()]
+        return [choices.index(value) if value else ABSENT for value, choices in values]
+
     def by_position(self, labels: np.ndarray) -> np.ndarray:
         """Labels (N, attributes) -> labels (N, position attributes); `ABSENT` at empty positions."""
         names, width, first = list(self.position_attributes), len(self.slot), len(self.shared)
@@ -140,9 +148,26 @@ def words(caption: str) -> list[str]:
     return re.findall(r"[a-z]+", caption.lower())
 
 
-def labels_of(values: Iterator[tuple[str, tuple[str, ...]]]) -> list[int]:
-    """The class indices of (value, choices); `ABSENT` for an empty value."""
-    return [choices.index(value) if value else ABSENT for value, choices in values]
+def rgb(hue: Any, saturation: Any, value: Any) -> np.ndarray:
+    """Colours (..., 3) in 0 to 1 of hue, saturation and value: numbers or arrays (...), hue periodic in 1."""
+    hue, saturation, value = (np.asarray(x)[..., None] for x in (hue % 1.0, saturation, value))
+    k = (np.array([5.0, 3.0, 1.0]) + hue * 6) % 6
+    colours: np.ndarray = value * (1 - saturation * np.clip(np.minimum(k, 4 - k), 0, 1))
+    return colours
+
+
+@dataclass(frozen=True)
+class Wording:
+    """Chooses the words of a caption. synonyms: name -> its words; a name without an entry is its own word."""
+
+    rng: np.random.Generator
+    synonyms: Mapping[str, tuple[str, ...]]
+
+    def one_of(self, options: Sequence[str]) -> str:
+        return options[int(self.rng.integers(len(options)))]
+
+    def word(self, name: str) -> str:
+        return self.one_of(self.synonyms.get(name, (name,)))
 
 
 NAMES = ("scenes", "textures")

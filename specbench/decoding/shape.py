@@ -20,8 +20,8 @@ class DraftShape:
     samples_siblings: siblings are sampled as the parameter `select_from` says, with replacement or in pairs.
     carries_over: drafts depend on more than the committed tokens and the step's random numbers. Then only token-wise
         verification is exact.
-    biased: tokens are not drawn from the distributions that the drafter reports, or the target's distributions are not
-        those of raster order.
+    biased: tokens are not drawn from the distributions that the drafter reports, or the target's distributions
+        differ from raster order's.
     skips: some tokens are committed without verification.
     by_rows: a draft follows from the row of the image above it, so the image must be one grid.
     lag: for a drafter that decodes rows in parallel, the tokens that a row of the image has when the next one begins;

@@ -71,7 +71,7 @@ class PlannedRun:
         return self.rows_of == "bench" or (self.rows_of == "run" and timing.is_timed(self.config))
 
     def fits(self, row: Row) -> bool:
-        """Whether `row` belongs to this run and has all that `needs` names."""
+        """Whether `row` belongs to this run and has everything that `needs` names."""
         same = row.get("config_hash") == self.config_hash and self.weights in (None, row.get("weights"))
         return same and not any(self._is_missing(row, name) for name in self.needs)
 

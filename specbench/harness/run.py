@@ -276,8 +276,8 @@ def _finish(
 
 def _write_partial_row(config: RunConfig, folder: RunFolder, records: RunRecords) -> int:
     """Writes the row of a stopped run over the prompts before the first missing image, with the scores that exist.
-    Returns the number of its images; 0 if row.csv did not change. The row equals that of a run with this n, without a
-    baseline if images of the baseline are missing."""
+    Returns the number of its images; 0 if row.csv did not change. The row equals the row of a run with this n, without
+    a baseline if images of the baseline are missing."""
     missing = records.method.missing(records.wanted)
     part = config.changed(n=indices.prompt_of(missing[0]) if missing else config.n)
     wanted = indices.of_run(part)

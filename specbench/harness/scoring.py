@@ -158,7 +158,7 @@ class Scoring:
         scored: Mapping[str, ScoreLine],
         vanilla: Mapping[str, ScoreLine],
     ) -> Iterator[ScoreLine]:
-        """The method's values minus those of vanilla AR on the same prompts, for metrics that scored both the same
+        """The method's values minus vanilla AR's on the same prompts, for metrics that scored both the same
         way."""
         images = images_fingerprint([method.fingerprint, baseline.fingerprint])
         for name, line in scored.items():

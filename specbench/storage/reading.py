@@ -89,7 +89,7 @@ class _Loader(_Base):
     """Resolves scalars as OmegaConf does: 1e-3 is a number, a date is text, and a key that occurs twice is an error."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        """Checks the keys before those of `<<` are merged."""
+        """Checks the keys before `<<` is merged."""
         keys = [key.value for key, _ in node.value if key.tag == yaml.resolver.BaseResolver.DEFAULT_SCALAR_TAG]
         if len(set(keys)) < len(keys):
             twice = next(key for key in keys if keys.count(key) > 1)

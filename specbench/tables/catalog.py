@@ -165,7 +165,7 @@ def _curves(
     shared: Mapping[str, Any] | None = None,
     suffix: str = "",
 ) -> list[Curve]:
-    """Adds lines, including those of sweeps, and returns a curve for each entry."""
+    """Adds lines, including sweeps, and returns a curve for each entry."""
     curves = []
     ending = f", {suffix}" if suffix else ""
     for name, entry in entries.items():

@@ -162,8 +162,8 @@ def _shown(report: ReportContent) -> list[dict[str, Any]]:
 
 def command(row: Mapping[str, Any]) -> tuple[str, bool]:
     """The command line of the run of a row, and whether it gives exactly the same configuration. A row does not contain
-    all parameters of a run, and those of an older version may have another meaning today. For images from a server, the
-    address is missing."""
+    all parameters of a run, and parameters of an older version may have another meaning today. For images from a
+    server, the address is missing."""
     if parameters.is_served(row):
         names = [name for name in parameters.parameters_of(row) if name not in (*parameters.SERVED, "device")]
         known = [f"{name}={_text(row[name])}" for name in names if row.get(name) is not None]

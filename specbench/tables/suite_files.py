@@ -34,7 +34,7 @@ class PanelKeys:
 
 @dataclass(frozen=True)
 class FigureKeys:
-    """A figure of curves, or of one of the last three kinds. curves: names other lines than those of the table."""
+    """A figure of curves, or of one of the last three kinds. curves: names other lines than the table's."""
 
     x: tuple[str, ...] = ()
     y: tuple[str, ...] = ()

@@ -33,7 +33,7 @@ class GroupRule(Rule):
 
 
 class Grouped(GroupRule):
-    """Accept x with min(1, r(G) / q(G)). G is x and those of its neighbours in the ranking of r whose probability
+    """Accept x with min(1, r(G) / q(G)). G is x and its neighbours in the ranking of r whose probability
     differs by less than `delta` and whose embedding is nearer than `distance` (squared Euclidean).
 
     The ranking is by rising r, ties by token number. Neighbours are the group // 2 tokens before x in it and the (group

@@ -249,7 +249,7 @@ class Growth:
     def draft(self, history: Tensor, num_committed: Tensor) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor]:
         """The tensors of `decoding.trees.topology`, and of the draft after `num_committed` (B,) tokens of the history
         (B, *): tokens and valid (B, M), and for every inner node (B, I) the index of its children's distribution among
-        all distributions: 0 for the root's, then those of the expanded nodes in order."""
+        all distributions: 0 for the root's, then the expanded nodes' in order."""
         nodes = 1 + min(self.grower.nodes, self.num_candidates)
         inner = min(1 + self.grower.expanded, nodes - 1)
         tensors = tree_memory(self.rows, nodes, inner, self.width, self.device)
