@@ -90,10 +90,10 @@ for part in "$@"; do
     case $part in
     correct) correct 60 ;;
     tests) tests 90 ;;
-    gates) timed 4,5 60 ;;
-    speed) timed 7 85 ;;
+    gates) timed 4,5 80 ;;
+    speed) timed 7 100 ;;
     images) images 35 ;;
-    compare) timed 6 50 ;;
+    compare) timed 6 120 ;;
     cache) # for a later call, without what only a developer reads
         (cd "$TRITON_CACHE_DIR" && find . \( -name "*.cubin" -o -name "*.json" -o -name "*.so" \) | tar -cf - -T -) |
             xz -6 -T8 > "$OUT/cache.tar.xz"

@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -32,6 +33,11 @@ Decision = Callable[[float], str]
 
 def checks(fast: bool) -> Iterator[results.Check]:
     """The decisive ones first, since a stage that is stopped loses the last ones."""
+    for nodes in (1,) if fast else (1, 4):
+        yield f"XL, {nodes} nodes: weights not requested early", partial(_limited, partial(early, "xl", nodes))
+    for target, nodes, limits in () if fast else (("xl", 26, {"MOST_ROWS": 64}), ("7b", 1, {"MOST_WEIGHTS": 1 << 24})):
+        name = f"{target.upper()}, {nodes} nodes: fused products instead of cuBLAS, {limits}"
+        yield name, partial(_limited, partial(more_fused, target, nodes, limits))
     for nodes in () if fast else (32, 64):
         yield f"7B: {nodes + 1} nodes instead of {nodes}", partial(_limited, partial(one_more_node, nodes))
     for target, nodes in [("xl", 1)] if fast else [("xl", 1), ("7b", 33), ("7b", 1), ("xl", 33)]:
@@ -98,6 +104,29 @@ def one_more_node(nodes: int) -> dict[str, Any]:
     ms = timed({str(n): recorded_pass("7b", n, recorded(kernels)).run for n in (nodes, nodes + 1)})
     decision = worth(1.03, "leave windows as they are", f"draft {nodes - 1} tokens, so that a pass has {nodes} nodes")
     return line(ms, str(nodes + 1), str(nodes), decision)
+
+
+def early(name: str, nodes: int) -> dict[str, Any]:
+    """Compares a pass whose kernels do not request the weights of later kernels with one whose kernels do."""
+    ways = {}
+    for way, prefetch in (("early", True), ("not early", False)):
+        kernels = FusedKernels(gates.stored_tiles(), prefetch=prefetch)
+        kernels.tune(gates.network(name).layers, (nodes,), gates.ROWS, CONTEXT[name])
+        ways[way] = recorded_pass(name, nodes, recorded(kernels))
+    return of_passes(ways, "not early", "early", worth(1.01, "delete the requests", "keep the requests"))
+
+
+def more_fused(name: str, nodes: int, limits: dict[str, int]) -> dict[str, Any]:
+    """Compares a pass whose larger products are computed here, too, up to other limits of `block`, with a pass whose
+    larger products are computed by cuBLAS."""
+    kernels = FusedKernels(gates.stored_tiles())
+    ways = {"cuBLAS": recorded_pass(name, nodes, recorded(kernels))}
+    ways["cuBLAS"].run()
+    with mock.patch.multiple(block, **limits):
+        kernels.tune(gates.network(name).layers, (nodes,), gates.ROWS, CONTEXT[name])
+        ways["fused"] = recorded_pass(name, nodes, recorded(kernels))
+        ways["fused"].run()
+    return of_passes(ways, "fused", "cuBLAS", worth(0.97, "raise the limit", "leave the limit"))
 
 
 #: By target and whether a pass has more rows than few: what the ratio of Inductor's time to ours decides.
