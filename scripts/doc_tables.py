@@ -193,7 +193,7 @@ def table_of_rehearsals() -> str:
     return markdown(body)
 
 
-#: What stage 7 of check_gpu.py calls a target, and its heading; a step that only a gate measured.
+#: What stage 6 of check_gpu.py calls a target, and its heading; a step that only a gate measured.
 _TARGETS = {"XL": "LlamaGen-XL", "7B": "Lumina-mGPT 7B", "EMU3": "Emu3 8B"}
 _GATED = {"XL EAGLE-1, tree of 26, triton": "XL EAGLE tree of 26, a step"}
 
@@ -204,7 +204,7 @@ def table_of_gpu_steps(chosen: str = "") -> str:
     rows = {row["check"]: row for row in _read("gpu/checks") if row["result"] != "FAIL" or row["stage"] == "4"}
     body = [["a step of", *(f"{heading}, ms" for heading in _TARGETS.values())]]
     methods = dict.fromkeys(
-        check.partition(" ")[2].removesuffix(", triton") for check, row in rows.items() if row["stage"] == "7"
+        check.partition(" ")[2].removesuffix(", triton") for check, row in rows.items() if row["stage"] == "6"
     )
     for method in chosen.split("; ") if chosen else [one for one in methods if one != "tiles"]:
         body.append([method, *(_gpu_step(rows, f"{target} {method}, triton", target) for target in _TARGETS)])

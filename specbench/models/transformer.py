@@ -273,8 +273,6 @@ def run_blocks(
         flat = kernels.stream(flat)
     aux = []
     for i, block in enumerate(blocks):
-        if kernels is not None:
-            flat.following = blocks[i + 1].attention.wqkv.weight if i + 1 < len(blocks) else None
         flat = run_block(block, flat, context, i if shared_layer is None else shared_layer)
         if i in aux_hidden_layers:
             aux.append(flat if kernels is None else flat.summed())

@@ -37,11 +37,10 @@ class FusedKernels:
     skip, join = staticmethod(skips.skip), staticmethod(skips.join)
     stream = Stream
 
-    def __init__(self, tiles: Tiles | None = None, dependent: bool = True, prefetch: bool = True) -> None:
+    def __init__(self, tiles: Tiles | None = None, dependent: bool = True) -> None:
         """tiles: how the layers' kernels divide their work (default: not tuned); dependent: a kernel of a layer may
-        begin before the previous one has ended, on devices that support it; prefetch: it then requests weights of a
-        later kernel."""
-        self.layers = LayerKernels(tiles, dependent, prefetch)
+        begin before the previous one has ended, on devices that support it."""
+        self.layers = LayerKernels(tiles, dependent)
 
     def tune(self, blocks: Sequence[Any], nodes: Iterable[int], rows: int, slots: int) -> None:
         """Measure tiles for passes of `rows` sequences over each number of nodes, with the weights of some `Block`s and

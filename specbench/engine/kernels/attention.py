@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from specbench.engine.kernels import launch
 from specbench.engine.kernels.launch import gdc_launch_dependents, gdc_wait
-from specbench.engine.kernels.products import ahead, dot, prefetch_share
+from specbench.engine.kernels.products import dot
 from specbench.engine.kernels.tiles import Tiles
 from specbench.engine.masks import TreeMask
 
@@ -46,10 +45,10 @@ def _add_keys(q, K, V, at, here, seen, scale, top, total, out):
 
 @triton.jit
 def _attend(
-    Q, K, V, START, ROOT, AMONG, OUT, PART, TOP, SUM, ARRIVED, NEXT, lines,
+    Q, K, V, START, ROOT, AMONG, OUT, PART, TOP, SUM, ARRIVED,
     nodes, slots, trees, tree_stride, node_stride, wide, scale,
     HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BS: tl.constexpr,
-    SPLITS: tl.constexpr, UNROLL: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
+    SPLITS: tl.constexpr, UNROLL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """BQ queries of all heads that share keys, over one of SPLITS contiguous ranges of the row's keys. The last program
     to finish a head and a block of queries combines the ranges, and resets its counter to zero.
@@ -59,7 +58,6 @@ def _attend(
     """
     if PDL:
         gdc_launch_dependents()
-        prefetch_share(NEXT, lines, LINES)
         gdc_wait()
     row, kv, split = tl.program_id(0) // KV, tl.program_id(0) % KV, tl.program_id(1)
     group = HEADS // KV
@@ -138,14 +136,7 @@ class Counters:
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: TreeMask,
-    counters: Counters,
-    tiles: Tiles,
-    dependent: bool = False,
-    following: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, mask: TreeMask, counters: Counters, tiles: Tiles, dependent: bool = False
 ) -> Tensor:
     """Attention of q (R, n, heads, head dim), contiguous, to a cache's k and v (R, kv heads, slots, head dim) where
     `mask` allows: (R, n, heads, head dim). Every position must see at least one key.
@@ -164,17 +155,15 @@ def attend(
     if splits > 1:
         part = torch.empty(rows * nodes * heads * splits, dim, device=q.device)
         top, total = torch.empty(2, rows * nodes * heads * splits, device=q.device)
-    grid = rows * kv, splits, blocks
-    next_weight, lines, share = ahead(following, math.prod(grid), q)
     arguments: tuple[Any, ...] = (
         q, k, v, mask.start, mask.root, among.view(torch.uint8), out, part, top, total,
-        counters.on(q.device, rows * kv * blocks), next_weight, lines,
-        nodes, slots, len(among), among.stride(0), among.stride(1), among.shape[2], dim**-0.5 * 1.4426950408889634,
+        counters.on(q.device, rows * kv * blocks), nodes, slots, len(among), among.stride(0), among.stride(1),
+        among.shape[2], dim**-0.5 * 1.4426950408889634,
         heads, kv, dim, max(16, triton.next_power_of_2(dim)), tile.queries, tile.keys, splits,
-        min(splits, 8) if tile.queries * dim <= 2048 else 1, share,
+        min(splits, 8) if tile.queries * dim <= 2048 else 1,
     )  # fmt: skip
     launch.start(
-        _attend, grid, *arguments,
+        _attend, (rows * kv, splits, blocks), *arguments,
         dependent=dependent, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

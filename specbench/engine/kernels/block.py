@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from specbench.engine.kernels import launch
 from specbench.engine.kernels.attention import Counters, attend
 from specbench.engine.kernels.elementwise import _rms_norm, _rotate, _swiglu
-from specbench.engine.kernels.products import FEW, _few, _few_qkv, _many, _many_qkv, ahead
+from specbench.engine.kernels.products import FEW, _few, _few_qkv, _many, _many_qkv
 from specbench.engine.kernels.tiles import (
     Kind,
     T,
@@ -37,13 +37,11 @@ _SWIGLU, _ROTATED = 1024, 4
 
 class Stream:
     """The residual stream of a pass, (rows, dim): a value, and a summand that is still to be added to it. A product by
-    cuBLAS leaves its sum to the next norm, which reads both anyway. following: the weight that the next block reads
-    first."""
+    cuBLAS leaves its sum to the next norm, which reads both anyway."""
 
     def __init__(self, value: Tensor) -> None:
         self.value = value
         self.pending: Tensor | None = None
-        self.following: Tensor | None = None
 
     def summed(self) -> Tensor:
         if self.pending is not None:
@@ -55,18 +53,13 @@ class LayerKernels:
     """The kernels of a Transformer's layers. `dependent`: a kernel may begin before the previous one has ended, if the
     device supports it (compute capability 9.0 and newer)."""
 
-    def __init__(self, tiles: Tiles | None = None, dependent: bool = True, prefetch: bool = True) -> None:
-        self.tiles, self.dependent, self.prefetch = tiles or Tiles(), dependent, prefetch
+    def __init__(self, tiles: Tiles | None = None, dependent: bool = True) -> None:
+        self.tiles, self.dependent = tiles or Tiles(), dependent
         self.counters = Counters()
 
     def small(self, rows: int, weight: Tensor) -> bool:
         """Whether a kernel of this package computes a product of this number of rows with this weight."""
         return rows <= MOST_ROWS and weight.numel() <= MOST_WEIGHTS
-
-    def ahead(self, weight: Tensor | None, rows: int) -> Tensor | None:
-        """The weight, if a kernel of this package will multiply it and may request it early."""
-        ours = self.prefetch and weight is not None and self.small(rows, weight) and self.depends(weight.device)
-        return weight if ours else None
 
     def depends(self, device: torch.device) -> bool:
         return self.dependent and launch.can_depend(device)
@@ -78,12 +71,10 @@ class LayerKernels:
         cache, mask = context.cache, context.mask
         assert isinstance(mask, TreeMask), "fused kernels take only the masks of decode passes"
         k, v, dependent = cache.k[layer], cache.v[layer], self.depends(q.device)
-        rows = len(stream.value)
-        following = feed.joined() if self.ahead(feed.w1.weight, rows) is not None else None
-        attended = attend(q, k, v, mask, self.counters, self.tiles, dependent, following)
-        self._add(attended.view(rows, -1), attention.wo.weight, stream, block.attention_after, feed.w2.weight)
+        attended = attend(q, k, v, mask, self.counters, self.tiles, dependent)
+        self._add(attended.view(len(stream.value), -1), attention.wo.weight, stream, block.attention_after)
         inner = self._gated(stream, block.ffn_norm, feed)
-        self._add(inner, feed.w2.weight, stream, block.ffn_after, stream.following)
+        self._add(inner, feed.w2.weight, stream, block.ffn_after)
         return stream
 
     def _queries(self, attention: Any, norm: Any, stream: Stream, context: Any, layer: int) -> Tensor:
@@ -115,17 +106,16 @@ class LayerKernels:
         pairs = len(weight) // 2
         tile = self.tiles.product("qkv", rows, pairs, width, x.dtype)
         grid, options = (triton.cdiv(pairs, tile.over),), _options(tile, dependent)
-        next_weight, lines, share = ahead(self.ahead(attention.wo.weight, rows), *grid, x)
-        last = (*heads, c.rotary == "halves", scale is not weight, share)
+        last = (*heads, c.rotary == "halves", scale is not weight)
         if rows <= FEW:
             launch.start(_few_qkv, grid,
-                x, weight, scale, rope, slots, q, k, v, next_weight, eps, *sizes, lines, rows, tile.over, width,
-                *parts(width), *last, **options,
+                x, weight, scale, rope, slots, q, k, v, eps, *sizes, rows, tile.over, width, *parts(width), *last,
+                **options,
             )  # fmt: skip
         else:
             launch.start(_many_qkv, grid,
-                x, weight, scale, rope, slots, q, k, v, next_weight, rows, eps, *sizes, lines, _block_rows(rows),
-                tile.over, tile.deep, width, *last, **options,
+                x, weight, scale, rope, slots, q, k, v, rows, eps, *sizes, _block_rows(rows), tile.over, tile.deep,
+                width, *last, **options,
             )  # fmt: skip
         return q
 
@@ -148,42 +138,33 @@ class LayerKernels:
         return self._small("gate", x, weight, gate, scale, eps, None)
 
     def _small(
-        self,
-        kind: str,
-        x: Tensor,
-        weight: Tensor,
-        gate: Tensor,
-        scale: Tensor,
-        eps: float,
-        residual: Tensor | None,
-        following: Tensor | None = None,
+        self, kind: str, x: Tensor, weight: Tensor, gate: Tensor, scale: Tensor, eps: float, residual: Tensor | None
     ) -> Tensor:
         """A product in one kernel. scale: the norm's weight, or `weight` without a norm."""
         (rows, width), out = x.shape, len(weight)
         tile = self.tiles.product(kind, rows, out, width, x.dtype)
         y = x.new_empty(rows, out)
+        flags = scale is not weight, gate is not weight, residual is not None
+        tensors = x, weight, gate, scale, y if residual is None else residual, y
         grid, options = (triton.cdiv(out, tile.over),), _options(tile, self.depends(x.device))
-        next_weight, lines, share = ahead(self.ahead(following, rows), *grid, x)
-        flags = scale is not weight, gate is not weight, residual is not None, share
-        tensors = x, weight, gate, scale, y if residual is None else residual, y, next_weight
         if rows <= FEW:
             launch.start(_few, grid,
-                *tensors, out, eps, lines, rows, tile.over, width, *parts(width), *flags, **options,
+                *tensors, out, eps, rows, tile.over, width, *parts(width), *flags, **options,
             )  # fmt: skip
         else:
             launch.start(_many, grid,
-                *tensors, rows, out, eps, lines, _block_rows(rows), tile.over, tile.deep, width, *flags, **options,
+                *tensors, rows, out, eps, _block_rows(rows), tile.over, tile.deep, width, *flags, **options,
             )  # fmt: skip
         return y
 
-    def _add(self, x: Tensor, weight: Tensor, stream: Stream, norm: Any, following: Tensor | None = None) -> None:
-        """Add norm(x @ weight.T) to the stream. following: a weight that a later kernel reads."""
+    def _add(self, x: Tensor, weight: Tensor, stream: Stream, norm: Any) -> None:
+        """Add norm(x @ weight.T) to the stream."""
         if norm is not None and not isinstance(norm, nn.Identity):
             y = self._product(Stream(x), None, weight)
             stream.value = self.rms_norm(y, norm, stream.summed())
         elif self.small(len(x), weight):
             residual = stream.summed()
-            stream.value = self._small("add", x, weight, weight, weight, 0.0, residual, following)
+            stream.value = self._small("add", x, weight, weight, weight, 0.0, residual)
         else:
             stream.summed()
             stream.pending = F.linear(x, weight)

@@ -10,21 +10,11 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from specbench.engine.kernels.launch import INTERPRETED, gdc_launch_dependents, gdc_wait
 
 #: Up to this number of rows products are sums of scalars.
 FEW = 4
-
-
-def ahead(weight: Tensor | None, programs: int, like: Tensor) -> tuple[Tensor, int, int]:
-    """Arguments of `prefetch_share`: the weight that a later kernel reads (`like` for none), its lines of 128 bytes,
-    and the most lines that one of the programs requests."""
-    if weight is None:
-        return like, 0, 0
-    lines = weight.numel() * weight.element_size() // 128
-    return weight, lines, triton.next_power_of_2(triton.cdiv(lines, programs))
 
 
 @triton.jit
@@ -91,8 +81,8 @@ def _row(
 
 @triton.jit
 def _products_of_few(
-    X, W, W2, NORM, NEXT, rows, rows2, eps, lines, ROWS: tl.constexpr, WIDTH: tl.constexpr, PA: tl.constexpr,
-    PB: tl.constexpr, PAIRED: tl.constexpr, NORMED: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
+    X, W, W2, NORM, rows, rows2, eps, ROWS: tl.constexpr, WIDTH: tl.constexpr, PA: tl.constexpr, PB: tl.constexpr,
+    PAIRED: tl.constexpr, NORMED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The products (BN,) of up to four rows with the weights' rows `rows`, and if PAIRED with W2's rows at `rows2`,
     else the same products again: a tuple of each. Every load is issued before the first sum."""
@@ -115,7 +105,6 @@ def _products_of_few(
         if PB:
             h = _inputs(NORM, 0, on, WIDTH, PA, PB)
     if PDL:
-        prefetch_share(NEXT, lines, LINES)
         gdc_wait()
     x = (_inputs(X, 0, at, WIDTH, 0, PA),)
     for r in tl.static_range(1, ROWS):
@@ -135,21 +124,6 @@ def _products_of_few(
 
 
 @triton.jit
-def prefetch_share(NEXT, lines, LINES: tl.constexpr):
-    """Request this program's share, up to LINES, of the `lines` lines of 128 bytes from NEXT on, into the L2 cache."""
-    if LINES > 0:
-        width, height = tl.num_programs(0), tl.num_programs(1)
-        program = tl.program_id(0) + width * (tl.program_id(1) + height * tl.program_id(2))
-        share = tl.cdiv(lines, width * height * tl.num_programs(2))
-        at = tl.minimum(program * share + tl.minimum(tl.arange(0, LINES), share - 1), lines - 1)
-        LINE: tl.constexpr = 1024 // NEXT.dtype.element_ty.primitive_bitwidth
-        address = (NEXT + at.to(tl.int64) * LINE).to(tl.int64)
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
-        )
-
-
-@triton.jit
 def _prefetch(W, rows, WIDTH: tl.constexpr, AHEAD: tl.constexpr):
     """Request the first AHEAD weights of the matrix rows `rows`, in lines of 128 bytes, into the L2 cache."""
     LINE: tl.constexpr = 1024 // W.dtype.element_ty.primitive_bitwidth
@@ -162,8 +136,8 @@ def _prefetch(W, rows, WIDTH: tl.constexpr, AHEAD: tl.constexpr):
 
 @triton.jit
 def _products_of_many(
-    X, W, W2, NORM, NEXT, rm, count, rows, rows2, eps, lines, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    WIDTH: tl.constexpr, PAIRED: tl.constexpr, NORMED: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
+    X, W, W2, NORM, rm, count, rows, rows2, eps, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    WIDTH: tl.constexpr, PAIRED: tl.constexpr, NORMED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The products (BM, BN) of the rows rm < count with the weights' rows `rows`, and if PAIRED with W2's rows at
     `rows2`, by the matrix units. The first weights are requested before the program waits for the activations. (Loading
@@ -172,7 +146,6 @@ def _products_of_many(
         _prefetch(W, rows, WIDTH, 4 * BK)
         if PAIRED:
             _prefetch(W2, rows2, WIDTH, 4 * BK)
-        prefetch_share(NEXT, lines, LINES)
         gdc_wait()
     rk, here = tl.arange(0, BK), (rm < count)[:, None]
     y, z = tl.zeros([BM, BN], tl.float32), tl.zeros([BM, BN], tl.float32)
@@ -216,18 +189,15 @@ def _finish(y, z, RES, cell, inside, GATED: tl.constexpr, ADDED: tl.constexpr):
 
 @triton.jit
 def _few(
-    X, W, W2, NORM, RES, Y, NEXT, out, eps, lines, ROWS: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr,
-    PA: tl.constexpr, PB: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, ADDED: tl.constexpr,
-    LINES: tl.constexpr, PDL: tl.constexpr,
+    X, W, W2, NORM, RES, Y, out, eps, ROWS: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr, PA: tl.constexpr,
+    PB: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, ADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """BN outputs of ROWS (at most four) rows."""
     if PDL:
         gdc_launch_dependents()
     rn = tl.program_id(0) * BN + tl.arange(0, BN)
     rows, inside = tl.minimum(rn, out - 1), rn < out
-    y, z = _products_of_few(
-        X, W, W2, NORM, NEXT, rows, rows, eps, lines, ROWS, WIDTH, PA, PB, GATED, NORMED, LINES, PDL
-    )
+    y, z = _products_of_few(X, W, W2, NORM, rows, rows, eps, ROWS, WIDTH, PA, PB, GATED, NORMED, PDL)
     results = (_finish(y[0], z[0], RES, rn, inside, GATED, ADDED),)
     for r in tl.static_range(1, ROWS):
         results = results + (_finish(y[r], z[r], RES, r * out + rn, inside, GATED, ADDED),)
@@ -237,18 +207,15 @@ def _few(
 
 @triton.jit
 def _many(
-    X, W, W2, NORM, RES, Y, NEXT, count, out, eps, lines, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    WIDTH: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, ADDED: tl.constexpr, LINES: tl.constexpr,
-    PDL: tl.constexpr,
+    X, W, W2, NORM, RES, Y, count, out, eps, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, WIDTH: tl.constexpr,
+    NORMED: tl.constexpr, GATED: tl.constexpr, ADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """BN outputs of up to BM rows."""
     if PDL:
         gdc_launch_dependents()
     rm, rn = tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN)
     rows = tl.minimum(rn, out - 1)
-    y, z = _products_of_many(
-        X, W, W2, NORM, NEXT, rm, count, rows, rows, eps, lines, BM, BN, BK, WIDTH, GATED, NORMED, LINES, PDL
-    )
+    y, z = _products_of_many(X, W, W2, NORM, rm, count, rows, rows, eps, BM, BN, BK, WIDTH, GATED, NORMED, PDL)
     inside = (rm < count)[:, None] & (rn < out)[None, :]
     cell = rm[:, None] * out + rn[None, :]
     tl.store(Y + cell, _finish(y, z, RES, cell, inside, GATED, ADDED), mask=inside)
@@ -306,10 +273,10 @@ def _pair_rows(pair, HALF: tl.constexpr, HALVES: tl.constexpr):
 
 @triton.jit
 def _few_qkv(
-    X, W, NORM, ROPE, SLOTS, Q, K, V, NEXT, eps, nodes, slots, rope_stride, slot_stride, lines,
+    X, W, NORM, ROPE, SLOTS, Q, K, V, eps, nodes, slots, rope_stride, slot_stride,
     ROWS: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr, PA: tl.constexpr, PB: tl.constexpr,
     HEADS: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr, HALVES: tl.constexpr,
-    NORMED: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
+    NORMED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """BN pairs of coordinates of the queries, keys and values of ROWS (at most four) positions."""
     if PDL:
@@ -317,9 +284,7 @@ def _few_qkv(
     pair, pairs = tl.program_id(0) * BN + tl.arange(0, BN), (HEADS + 2 * KV) * HALF
     inside = pair < pairs
     rows_a, rows_b = _pair_rows(tl.minimum(pair, pairs - 1), HALF, HALVES)
-    y, z = _products_of_few(
-        X, W, W, NORM, NEXT, rows_a, rows_b, eps, lines, ROWS, WIDTH, PA, PB, True, NORMED, LINES, PDL
-    )
+    y, z = _products_of_few(X, W, W, NORM, rows_a, rows_b, eps, ROWS, WIDTH, PA, PB, True, NORMED, PDL)
     where = ROPE, SLOTS, Q, nodes, rope_stride, slot_stride
     turned = (_rotate_pairs(y[0], z[0], 0, pair, inside, where, HEADS, KV, HALF),)
     for r in tl.static_range(1, ROWS):
@@ -330,19 +295,17 @@ def _few_qkv(
 
 @triton.jit
 def _many_qkv(
-    X, W, NORM, ROPE, SLOTS, Q, K, V, NEXT, count, eps, nodes, slots, rope_stride, slot_stride, lines,
+    X, W, NORM, ROPE, SLOTS, Q, K, V, count, eps, nodes, slots, rope_stride, slot_stride,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, WIDTH: tl.constexpr,
     HEADS: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr, HALVES: tl.constexpr,
-    NORMED: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
+    NORMED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """BN pairs of coordinates of the queries, keys and values of up to BM positions."""
     if PDL:
         gdc_launch_dependents()
     rm, pair, pairs = tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN), (HEADS + 2 * KV) * HALF
     rows_a, rows_b = _pair_rows(tl.minimum(pair, pairs - 1), HALF, HALVES)
-    y, z = _products_of_many(
-        X, W, W, NORM, NEXT, rm, count, rows_a, rows_b, eps, lines, BM, BN, BK, WIDTH, True, NORMED, LINES, PDL
-    )
+    y, z = _products_of_many(X, W, W, NORM, rm, count, rows_a, rows_b, eps, BM, BN, BK, WIDTH, True, NORMED, PDL)
     inside = (rm < count)[:, None] & (pair < pairs)[None, :]
     position, pair = rm[:, None], pair[None, :]
     where = ROPE, SLOTS, Q, nodes, rope_stride, slot_stride

@@ -32,7 +32,7 @@ class Tile:
 @dataclass(frozen=True)
 class AttentionTile:
     """queries, keys: the numbers that a program takes at once; waves: programs that share the keys, in multiples of the
-    device's size; 0: no programs share keys."""
+    device's size."""
 
     queries: int
     keys: int
@@ -115,7 +115,7 @@ def default(kind: Kind, rows: int, width: int, dtype: torch.dtype) -> Tile:
     """Few rows: the weights that a program holds at once take about half of its threads' registers."""
     paired = kind != "add"
     if rows > 4:
-        deep = (256 if rows <= 16 else 128) if dtype.itemsize <= 2 else 64
+        deep = 256 if dtype.itemsize <= 2 else 64
         return Tile(16, max(16, min(deep, triton.next_power_of_2(width))), 4, 4 if dtype.itemsize <= 2 else 3)
     over = (32768 // dtype.itemsize) // (sum(parts(width)) * (2 if paired else 1))
     return Tile(max(1, min(triton.next_power_of_2(over + 1) // 2, 2 if kind == "qkv" else 4)), 0, 4, 1)
@@ -142,7 +142,7 @@ def attention_candidates(queries: int, dim: int, dtype: torch.dtype, hopper: boo
         return
     fit = (block for block in (16, 32, 64, 128) if block * dim <= 8192)
     blocks = [block for block in fit if first.queries <= 4 * block <= 4 * first.queries]
-    shapes = ((32, 4, 4, 1), (64, 4, 3, 2), (64, 8, 3, 1), (128, 8, 2, 1), (64, 4, 3, 0), (128, 8, 2, 0))
+    shapes = ((32, 4, 4, 1), (64, 4, 3, 2), (64, 8, 3, 1), (128, 8, 2, 1))
     tiles = [AttentionTile(block, *shape) for block in blocks for shape in shapes]
     yield from (tile for tile in tiles if tile != first)
 
@@ -162,11 +162,10 @@ def candidates(kind: Kind, rows: int, width: int, dtype: torch.dtype) -> Iterabl
             if warps <= 2 * over and (vectors * over + rows) * size < warps * _WARP_BYTES
         ]
     else:
-        few = ((128, 4, 5), (256, 4, 3), (256, 4, 4), (512, 4, 2), (256, 8, 3))
         tiles = [
             Tile(over, deep, warps, stages)
-            for over in ((8, 16, 32) if rows <= 16 else (16, 32))
-            for deep, warps, stages in (few if rows <= 16 else ((64, 4, 5), (128, 4, 3), (128, 4, 4), (128, 8, 3)))
+            for over in (8, 16, 32)
+            for deep, warps, stages in ((128, 4, 5), (256, 4, 3), (256, 4, 4), (512, 4, 2), (256, 8, 3))
             if deep < 2 * width
         ]
     yield from (tile for tile in tiles if tile != first)
