@@ -93,7 +93,7 @@ def test_a_dry_run_needs_no_gpu_and_no_package_but_torch(tmp_path: Path) -> None
     assert all(line["ok"] for line in checks if line["stage"] < 4)
     skipped = {line["check"]: line["note"] for line in checks if line["stage"] > 3}
     assert set(skipped.values()) == {"SKIPPED: there is no CUDA device; done on small shapes, and not timed"}
-    assert len(skipped) == 15
+    assert len(skipped) == 14
 
 
 def test_lines_become_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
