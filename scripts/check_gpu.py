@@ -6,8 +6,7 @@
 3 compares recorded steps with plain ones, for each rule, drafter and engine.
 4 measures the gates, from recorded replays, next to the floor of the measured bandwidth.
 5 lists the most expensive kernels of some steps.
-6 (only where it is asked for) compares two ways of the same pass, and says which decision follows.
-7 (likewise) measures a step of each method at the real sizes, next to one of vanilla AR.
+6 (only where it is asked for) measures a step of each method at the real sizes, next to one of vanilla AR.
 
 Every check appends a line of JSON to a file at once; after a failure the next check runs; a table comes last. The exit
 code is 1 if anything failed. Tuned tiles are written next to that file, and read by later runs. Runs from a checkout
@@ -42,8 +41,7 @@ STAGES = {
     3: ("recording", "recording:checks", 130),
     4: ("gates", "gates:checks", 140),
     5: ("profiles", "gates:profiles", 60),
-    6: ("experiments", "experiments:checks", 400),
-    7: ("speed", "speed:checks", 150),
+    6: ("speed", "speed:checks", 150),
 }
 TIMED = 4
 #: Processes that a stage may lose to errors of the device.

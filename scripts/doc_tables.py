@@ -193,30 +193,26 @@ def table_of_rehearsals() -> str:
     return markdown(body)
 
 
-#: What stage 7 of check_gpu.py calls a target, and its heading; a step that only a gate measured.
+#: What stage 6 of check_gpu.py calls a target, and its heading.
 _TARGETS = {"XL": "LlamaGen-XL", "7B": "Lumina-mGPT 7B", "EMU3": "Emu3 8B"}
-_GATED = {"XL EAGLE-1, tree of 26, triton": "XL EAGLE tree of 26, a step"}
 
 
-def table_of_gpu_steps(chosen: str = "") -> str:
-    """Milliseconds of a recorded step by method and target, and relative to vanilla's step. chosen: methods, after
-    semicolons (default: all)."""
-    rows = {row["check"]: row for row in _read("gpu/checks") if row["result"] != "FAIL" or row["stage"] == "4"}
+def table_of_gpu_steps(engine: str = "triton") -> str:
+    """Milliseconds of a recorded step by method and target, and relative to vanilla's step of the same engine."""
+    rows = {row["check"]: row for row in _read("gpu/checks") if row["stage"] == "6" and row["result"] == "PASS"}
     body = [["a step of", *(f"{heading}, ms" for heading in _TARGETS.values())]]
     methods = dict.fromkeys(
-        check.partition(" ")[2].removesuffix(", triton") for check, row in rows.items() if row["stage"] == "7"
+        check.partition(" ")[2].removesuffix(f", {engine}") for check in rows if check.endswith(f", {engine}")
     )
-    for method in chosen.split("; ") if chosen else [one for one in methods if one != "tiles"]:
-        body.append([method, *(_gpu_step(rows, f"{target} {method}, triton", target) for target in _TARGETS)])
+    for method in methods:
+        body.append([method, *(_gpu_step(rows.get(f"{target} {method}, {engine}")) for target in _TARGETS)])
     return markdown(body)
 
 
-def _gpu_step(rows: Mapping[str, Row], check: str, target: str) -> str:
-    row = rows.get(check) or rows.get(_GATED.get(check, ""))
+def _gpu_step(row: Row | None) -> str:
     if row is None:
         return "not measured"
-    alone = row["vanilla_ms"] or rows["XL vanilla, a token"]["measured"]
-    relative = "" if "vanilla" in check else f" ({float(row['measured']) / float(alone):.2f}×)"
+    relative = f" ({float(row['of_vanilla']):.2f}×)" if row["of_vanilla"] else ""
     return f"{float(row['measured']):.2f}{relative}"
 
 

@@ -3,12 +3,11 @@
 # SPECBENCH_COMMIT names the commit. .gpu/ may hold gpu_tiles.json and cache.tar.xz, Triton's compile cache, of an
 # earlier call; .whl/ holds what scripts/gpu_wheels.sh made. Usage: scripts/gpu_call.sh PART...
 #
-# correct  what is not timed, side by side: kernels, recordings, audits
-# tests    the tests for a device
+# correct  what is not timed, side by side: kernels, recordings, audits, the tests for a device
 # gates    the gates and the most expensive kernels
 # speed    a step of each method at the real sizes
-# images   whole images of the embedded model, and a benchmark with the parts of a step
-# compare  Inductor's blocks against the fused kernels
+# images   whole images of the embedded model
+# bench    a benchmark of LlamaGen-XL with the parts of a step; where it was, if it did not end
 set -u
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1
 work=${TMPDIR:-/tmp}
@@ -46,6 +45,8 @@ correct() { # seconds
     mkdir -p "$work/audits"
     check recording.jsonl 3 "$seconds" > $work/recording.log 2>&1 &
     check parity.jsonl 2 "$seconds" > $work/parity.log 2>&1 &
+    timeout "$seconds" python3 -m pytest -m gpu -q -p no:cacheprovider -n 8 --timeout 90 --tb=short \
+        -k "not make_gpu_pass" tests/test_gpu.py tests/test_kernel*.py > "$OUT/tests.log" 2>&1 &
     audit 1 method=sjd_pac audit.model=m4t24 > $work/audit1.log 2>&1 &
     audit 2 method=cool_sd delta=1.1 audit.model=v8t4 > $work/audit2.log 2>&1 &
     audit 3 method=eagle1 verification=traversal audit.model=v8t4 > $work/audit3.log 2>&1 &
@@ -53,6 +54,7 @@ correct() { # seconds
     audit 5 method=cspd audit.model=d1t5 > $work/audit5.log 2>&1 &
     wait
     at "correct"
+    tail -12 "$OUT/tests.log" | cut -c1-150
     sed -n '/-- summary/,$p' $work/parity.log $work/recording.log
     for n in 1 2 3 4 5; do
         tail -n +$((1 + (n > 1))) "$work/audits/$n.csv" >> "$OUT/audits.csv"
@@ -60,25 +62,24 @@ correct() { # seconds
     done
 }
 
-tests() { # seconds
-    timeout "$1" python3 -m pytest -m gpu -q -p no:cacheprovider -n 14 --timeout 60 --tb=short \
-        -k "not make_gpu_pass" tests/test_gpu.py tests/test_kernel*.py > "$OUT/tests.log" 2>&1
-    tail -5 "$OUT/tests.log" | cut -c1-150
-    at "tests"
-}
-
 images() { # seconds
     timeout "$1" python3 -m specbench.cli run --multirun method=vanilla,sjd,sjd_pac,scd,eagle1,cool_sd engine=triton \
-        device=cuda n=8 metrics=none out=$work/images > $work/images.log 2>&1
+        device=cuda n=64 metrics=none out=$work/images > $work/images.log 2>&1
     for method in vanilla sjd sjd_pac scd eagle1 cool_sd; do
         row=$work/images/method=$method/row.csv
         [ -f "$row" ] || continue
         if [ -s "$OUT/images.csv" ]; then tail -n +2 "$row"; else cat "$row"; fi >> "$OUT/images.csv"
     done
     grep -E "latency  |speed-up  |specbench:" $work/images.log | cut -c1-120
-    timeout "$1" python3 -m specbench.cli bench weights=random device=cuda engine=triton model=llamagen_xl method=eagle1 \
-        forced_accept=2.76 bench.steps=30 bench.images=1 bench.nodes=1,26 "out=$OUT/bench.csv" 2>&1 | tail -16 | cut -c1-150
     at "images"
+}
+
+bench() { # seconds
+    PYTHONFAULTHANDLER=1 timeout -s ABRT "$1" python3 -m specbench.cli bench weights=random device=cuda engine=triton \
+        model=llamagen_xl method=eagle1 forced_accept=2.76 bench.steps=30 bench.images=1 bench.nodes=1,26 \
+        "out=$OUT/bench.csv" > "$OUT/bench.log" 2>&1
+    grep -v "^Extension" "$OUT/bench.log" | tr '\r' '\n' | tail -24 | cut -c1-150
+    at "bench"
 }
 
 timed() { # stages and seconds
@@ -88,12 +89,11 @@ timed() { # stages and seconds
 
 for part in "$@"; do
     case $part in
-    correct) correct 60 ;;
-    tests) tests 90 ;;
-    gates) timed 4,5 60 ;;
-    speed) timed 7 85 ;;
-    images) images 35 ;;
-    compare) timed 6 50 ;;
+    correct) correct 150 ;;
+    gates) timed 4,5 80 ;;
+    speed) timed 6 100 ;;
+    images) images 60 ;;
+    bench) bench 60 ;;
     cache) # for a later call, without what only a developer reads
         (cd "$TRITON_CACHE_DIR" && find . \( -name "*.cubin" -o -name "*.json" -o -name "*.so" \) | tar -cf - -T -) |
             xz -6 -T8 > "$OUT/cache.tar.xz"

@@ -144,7 +144,7 @@ def config_on(name: str, device: str, dtype: torch.dtype = torch.float32, side: 
     for network in vars(drafter).values():
         if isinstance(network, torch.nn.Module):
             network.to(device, dtype)
-    return DecoderConfig(target.to(device, dtype), drafter, rules.exact(), SAMPLING)
+    return DecoderConfig(tiny.read_by(target.to(device, dtype), drafter), drafter, rules.exact(), SAMPLING)
 
 
 def start(config: DecoderConfig, seed: int, device: str, kernels: Any, kind: type[Decoding] = Decoding) -> Decoding:
@@ -174,7 +174,8 @@ def agree(config: DecoderConfig, engine: str, device: str, batches: int = 3) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "device"), [("tree", "cpu"), ("sjd", "cpu"), *on_cuda([(name,) for name in test_engine.DRAFTERS])]
+    ("name", "device"),
+    [*((name, "cpu") for name in ("tree", "sjd", "dflash")), *on_cuda([(name,) for name in test_engine.DRAFTERS])],
 )
 def test_a_recorded_step_equals_a_plain_step(name: str, device: str) -> None:
     """Three batches; two of them only replay the recording. (Without a device, test_kernels runs fused steps in

@@ -29,7 +29,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from gpu_checks import experiments, gates, models, parity, recording, results, speed
+from gpu_checks import gates, models, parity, recording, results, speed
 from specbench.decoding.loop import DecoderConfig
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Mentored, Rule, exact
@@ -167,7 +167,7 @@ def steps(cases: Any = STEPS) -> list[Callable[[], None]]:
 
 
 def later_stages() -> list[Callable[[], None]]:
-    """The kernels that stages 2, 3 and 7 start, so that they are compiled before."""
+    """The kernels that stages 2, 3 and 6 start, so that they are compiled before."""
     passes = [partial(parity.pass_on_shapes, *case) for case in parity.passes(real=True)]
     methods = itertools.product(speed.TARGETS, speed.METHODS.values())
     timed = [partial(step_on_shapes, target, *case[:2], 1, torch.bfloat16, case[2]) for target, case in methods]
@@ -176,7 +176,7 @@ def later_stages() -> list[Callable[[], None]]:
 
 def tuning_on_shapes() -> list[Callable[[], None]]:
     """The tiles that tuning tries in stages 4 and 6."""
-    return [partial(candidates_on_shapes, name, *case) for name, case in (*gates.TUNED.items(), *experiments.TUNED)]
+    return [partial(candidates_on_shapes, name, *case) for name, case in gates.TUNED.items()]
 
 
 def candidates_on_shapes(name: str, nodes: tuple[int, ...], slots: int) -> None:

@@ -8,13 +8,11 @@ import os
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from gpu_checks import models, results
@@ -185,15 +183,7 @@ def recorded(
     return step, read
 
 
-@dataclass
-class Pass:
-    """A recorded pass, and the logits (R, M, V) of its last call."""
-
-    run: Action
-    logits: list[Tensor]
-
-
-def recorded_pass(name: str, nodes: int, engine: Graphs) -> Pass:
+def recorded_pass(name: str, nodes: int, engine: Graphs) -> Action:
     """A pass of a target over a chain of nodes including the root: inputs, layers and head, for one image with
     guidance."""
     model, here, nodes = network(name), device(), min(nodes, MOST_DRY) if small() else nodes
@@ -206,12 +196,11 @@ def recorded_pass(name: str, nodes: int, engine: Graphs) -> Pass:
         raise ValueError(f"a pass of {nodes} nodes after {before} tokens leaves the image of {session.length}")
     count = torch.full((1,), before, device=here)
     history = torch.zeros(1, session.length + nodes, dtype=torch.int64, device=here)
-    logits: list[Tensor] = []
 
     def forward() -> None:
-        logits[:] = session.forward(history[:, :nodes], tree, history, count)[:1]
+        session.forward(history[:, :nodes], tree, history, count)
 
-    return Pass(engine.repeated(forward, here), logits)
+    return engine.repeated(forward, here)
 
 
 def timed(actions: Mapping[str, Action]) -> dict[str, float]:
@@ -252,7 +241,7 @@ def tuned_of(name: str) -> dict[str, Any]:
 
 def _pass(nodes: int, gate: float) -> dict[str, Any]:
     engine = Graphs(recorder(), FusedKernels(stored_tiles()))
-    one_ms, ms = timed({str(n): recorded_pass("7b", n, engine).run for n in (1, nodes)}).values()
+    one_ms, ms = timed({str(n): recorded_pass("7b", n, engine) for n in (1, nodes)}).values()
     row = {"measured": ms / one_ms, "gate": gate, "unit": "x", "device": device_name()}
     return row | {"ok": not ms / one_ms > gate, "note": f"{ms:.3f} ms, one node {one_ms:.3f} ms"}
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from specbench.engine.kernels import launch
 from specbench.engine.kernels.drawing import draw_row, stream, take_largest, uniform, write_scores
 
-#: Tokens that a program holds in registers (`_probs`), and that other programs read at once; the compiler's options.
+#: Tokens that a program holds in registers (`_probs`, at most 32,767), and that other programs read at once; the
+#: compiler's options.
 _HELD, _BLOCK, _OPTIONS = 8192, 4096, launch.DISTRIBUTIONS
 #: Numbers of a stream that a program computes.
 _NUMBERS = 1024
@@ -42,11 +43,22 @@ def _guided(ROW, without, at, vocabulary, scale, forced, codes, temperature, GUI
 
 
 @triton.jit
-def _digits(ordered, shift, least):
-    """The number of occurrences of each digit (32,), five bits from `shift` on, among the numbers whose higher bits
-    equal the bits of `least`."""
-    digit = ((ordered >> shift) & 31).to(tl.int32)
-    return tl.histogram(digit, 32, mask=((ordered >> shift) >> 5) == ((least >> shift) >> 5))
+def _lowest(x):
+    """The lowest of the numbers above minus infinity."""
+    return tl.min(tl.where(x > -float("inf"), x, float("inf")), 0)
+
+
+@triton.jit
+def _at_least(x, second, third):
+    """How many of at most 32,767 numbers are at least `second`, plus 65,536 for each that is at least `third`."""
+    return tl.sum((x >= second).to(tl.int32) + (x >= third).to(tl.int32) * 65536, 0)
+
+
+@triton.jit
+def _between(low, high, share: tl.constexpr):
+    """An integer of `_ordered` above `low` and below `high`, whose number is near this share of the way."""
+    number = _number(low) * (1.0 - share) + _number(high - 1) * share
+    return tl.minimum(tl.maximum(_ordered(number), low + 1), high - 1)
 
 
 @triton.jit
@@ -54,7 +66,7 @@ def _weight(x, top, least, CUT: tl.constexpr):
     """Softmax weights; NaN stays."""
     weight = tl.exp(x - top)
     if CUT:
-        weight = tl.where((_ordered(x) >= least) | (x != x), weight, 0.0)
+        weight = tl.where((x >= least) | (x != x), weight, 0.0)
     return weight
 
 
@@ -71,27 +83,29 @@ def _probs(
     forced = tl.full([], -1, tl.int64)
     if GRAMMAR:
         forced = tl.load(FORCED + tl.minimum(tl.maximum(tl.load(POSITIONS + here), 0), length - 1))
-    x = _guided(row, without, lane, vocabulary, scale, forced, codes, temperature, GUIDED)
-    in_registers, top = _ordered(x), tl.max(x, 0)
+    in_registers = _guided(row, without, lane, vocabulary, scale, forced, codes, temperature, GUIDED)
+    top, least = tl.max(in_registers, 0), _lowest(in_registers)
     for start in range(BLOCK, vocabulary, BLOCK):
         at = start + lane
         x = _guided(row, without, at, vocabulary, scale, forced, codes, temperature, GUIDED)
         tl.store(out + at, x, mask=at < vocabulary)
-        top = tl.maximum(top, tl.max(x, 0))
+        top, least = tl.maximum(top, tl.max(x, 0)), tl.minimum(least, _lowest(x))
     tl.debug_barrier()
-    least = tl.full([], 0, tl.uint32)
-    if CUT:  # the top_k-th largest number, five bits per pass
-        bins, remaining = tl.arange(0, 32), top_k
-        for shift in range(30, -1, -5):
-            counts = _digits(in_registers, shift, least)
+    if CUT:  # a number that top_k numbers reach: exactly so many, or it is the top_k-th largest one
+        low, high, reached = _ordered(least), _ordered(top) + 1, vocabulary
+        while (reached > top_k) & (high > low + 1) & (top < float("inf")):
+            second, third = _between(low, high, 1 / 3), _between(low, high, 2 / 3)
+            counts = _at_least(in_registers, _number(second), _number(third))
+            of_second, of_third = counts % 65536, counts // 65536
             for start in range(BLOCK, vocabulary, BLOCK):
                 x = tl.load(out + start + lane, mask=start + lane < vocabulary, other=-float("inf"))
-                counts += _digits(_ordered(x), shift, least)
-            reached = tl.cumsum(counts, 0, reverse=True) >= remaining
-            digit = tl.sum(reached.to(tl.int32), 0) - 1
-            remaining -= tl.sum(tl.where(bins > digit, counts, 0), 0)
-            least = least | (digit.to(tl.uint32) << shift)
-    weight = _weight(_number(in_registers), top, least, CUT)
+                counts = _at_least(x, _number(second), _number(third))
+                of_second, of_third = of_second + counts % 65536, of_third + counts // 65536
+            high = tl.where(of_third >= top_k, high, tl.where(of_second >= top_k, third, second))
+            low = tl.where(of_third >= top_k, third, tl.where(of_second >= top_k, second, low))
+            reached = tl.where(of_third >= top_k, of_third, tl.where(of_second >= top_k, of_second, reached))
+        least = _number(low)
+    weight = _weight(in_registers, top, least, CUT)
     total = tl.sum(weight, 0)
     for start in range(BLOCK, vocabulary, BLOCK):
         x = tl.load(out + start + lane, mask=start + lane < vocabulary, other=-float("inf"))
@@ -125,7 +139,8 @@ def probs(
     launch.start(_probs, (rows * nodes,),
         logits, *at, out, nodes, vocabulary, logits.stride(0), logits.stride(1), rows * logits.stride(0), len(at[0]),
         codes if grammar else vocabulary, 1.0 if scale is None else scale, temperature, top_k or 0, scale is not None,
-        grammar, top_k is not None and top_k < vocabulary, min(_HELD, triton.next_power_of_2(vocabulary)), **_OPTIONS,
+        grammar, top_k is not None and top_k < vocabulary,
+        min(_HELD, triton.next_power_of_2(vocabulary)), **_OPTIONS,
     )  # fmt: skip
     return out
 
