@@ -122,6 +122,19 @@ def test_logits_of_a_part_of_the_nodes_are_read_where_they_are() -> None:
 
 
 @torch.inference_mode()
+def test_the_threshold_among_logits_of_all_sizes() -> None:
+    """Some models mask tokens by the lowest finite number; others have denormal numbers, both zeros, and ties."""
+    sizes = torch.tensor([-3e38, -1e30, -5.0, -1e-40, -0.0, 0.0, 1e-40, 2.0, 2.0, 1e30, 3e38], device=DEVICE)
+    logits = torch.cat([sizes, sizes[:8].repeat(9)])[None, None]
+    for top_k in (1, 2, 3, 12, 20, 60, 75, 82):
+        plain = Sampling(1.0, top_k)
+        assert torch.equal(replace(plain, kernels=FusedKernels()).probs(logits), plain.probs(logits)), top_k
+        low = logits.clamp_max(2)  # equal weights above zero, so the threshold decides
+        actual, expected = replace(plain, kernels=FusedKernels()).probs(low), plain.probs(low)
+        assert torch.equal(actual > 0, expected > 0), top_k
+
+
+@torch.inference_mode()
 def test_an_invalid_distribution_stays_invalid() -> None:
     """A NaN of the model must reach the check of the distributions, whatever the filter."""
     for value, top_k in itertools.product((torch.nan, -torch.nan, torch.inf), (None, 5)):
