@@ -184,8 +184,10 @@ def test_the_contrastive_loss_is_the_mean_of_both_directions() -> None:
 
 def test_train_all_trains_only_missing_evaluators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps of each: this test is about files and statistics, not about learning."""
-    for name in ("CLASSIFIER_RECIPE", "READER_RECIPE", "TWO_TOWER_RECIPE"):
-        monkeypatch.setattr(te, name, Recipe(steps=2, batch=8, lr=1e-3, warmup=1))
+    short = Recipe(steps=2, batch=8, lr=1e-3, warmup=1)
+    for name in ("CLASSIFIER_RECIPE", "TWO_TOWER_RECIPE"):
+        monkeypatch.setattr(te, name, short)
+    monkeypatch.setattr(te, "READER_RECIPES", {"scenes": short})
     train, validation = (Split(*scenes.render(split, range(n))) for split, n in (("train", 24), ("validation", 20)))
     assets = tmp_path / "assets"
     statistics = te.train_all(scenes.WORLD, train, validation, tmp_path / "work", assets)

@@ -165,13 +165,13 @@ def _unit(field: Field, width: float = 1.4) -> Field:
     return 0.5 + 0.5 * np.tanh(field / width)
 
 
-def _clouds(rng: np.random.Generator, coarse: bool) -> Field:
-    return _unit(_noise(rng, 2.2 if coarse else 1.6))
+def _clouds(rng: np.random.Generator, scale: float) -> Field:
+    return _unit(_noise(rng, 1.4 + 0.5 * scale))
 
 
-def _granite(rng: np.random.Generator, coarse: bool) -> Field:
-    speckle = _noise(rng, 0.9 if coarse else 0.35)
-    return _unit(0.75 * speckle + 0.35 * _noise(rng, 1.5) + 0.7 * (speckle > 1.3))
+def _granite(rng: np.random.Generator, scale: float) -> Field:
+    speckle = _noise(rng, 1.0 + 0.4 * scale)
+    return _unit(0.7 * speckle + 0.4 * _noise(rng, 2.0) + 0.7 * np.clip(4 * (speckle - 1.2), 0, 1))
 
 
 def _natural_sizes(rng: np.random.Generator, count: int, low: float, high: float) -> np.ndarray:
@@ -206,26 +206,26 @@ def _dead_leaves(rng: np.random.Generator, count: int, low: float, high: float, 
     return field
 
 
-def _leaves(rng: np.random.Generator, coarse: bool) -> Field:
-    return _dead_leaves(rng, 160, 3.5, 16, False) if coarse else _dead_leaves(rng, 420, 1.8, 8, False)
+def _leaves(rng: np.random.Generator, scale: float) -> Field:
+    return _dead_leaves(rng, int(160 / scale**2), 4 * scale, 14 * scale, False)
 
 
-def _blocks(rng: np.random.Generator, coarse: bool) -> Field:
-    return _dead_leaves(rng, 160, 3.5, 16, True) if coarse else _dead_leaves(rng, 420, 1.8, 8, True)
+def _blocks(rng: np.random.Generator, scale: float) -> Field:
+    return _dead_leaves(rng, int(160 / scale**2), 4 * scale, 14 * scale, True)
 
 
-def _waves(rng: np.random.Generator, coarse: bool) -> Field:
+def _waves(rng: np.random.Generator, scale: float) -> Field:
     angle = rng.uniform(0, np.pi)
-    period = rng.uniform(9, 13) if coarse else rng.uniform(4.5, 6.5)
-    along = _X * np.cos(angle) + _Y * np.sin(angle) + 0.35 * period * _noise(rng, 2.2)
+    period = rng.uniform(7, 9) * scale
+    along = _X * np.cos(angle) + _Y * np.sin(angle) + 0.35 * period * _noise(rng, 2.4)
     crest = np.sin(2 * np.pi * along / period + rng.uniform(0, 2 * np.pi))
-    return np.clip(0.5 + 0.42 * crest + 0.1 * _noise(rng, 1.2), 0, 1)
+    return np.clip(0.5 + 0.42 * crest + 0.06 * _noise(rng, 1.8), 0, 1)
 
 
-def _wood(rng: np.random.Generator, coarse: bool) -> Field:
-    grain = _noise(rng, 1.1, 0.08)
-    rings = np.sin((9 if coarse else 20) * 2 * np.pi * (_Y / SIZE / 2 + 0.03 * _noise(rng, 2.2, 0.25)))
-    field = _unit(0.7 * grain + 0.8 * rings)
+def _wood(rng: np.random.Generator, scale: float) -> Field:
+    grain = _noise(rng, 1.8, 0.12)
+    rings = np.sin(11 / scale * 2 * np.pi * (_Y / SIZE / 2 + 0.03 * _noise(rng, 2.4, 0.25)))
+    field = _unit(0.55 * grain + 0.85 * rings)
     return field.T.copy() if rng.uniform() < 0.5 else field
 
 
@@ -240,23 +240,26 @@ def _nearest_two(rng: np.random.Generator, count: int) -> tuple[Field, Field, np
     return nearest[..., 0], nearest[..., 1], indices[..., 0]
 
 
-def _cells(rng: np.random.Generator, coarse: bool) -> Field:
-    count = 60 if coarse else 190
+def _cells(rng: np.random.Generator, scale: float) -> Field:
+    count = int(70 / scale**2)
     first, second, number = _nearest_two(rng, count)
     shades = rng.uniform(0.3, 1, count)[number]
-    wall = np.clip((second - first) / (2.2 if coarse else 1.5), 0, 1)
-    return np.clip(shades * wall - 0.02 * first + 0.05 * _noise(rng, 1.0), 0, 1)
+    wall = np.clip((second - first) / (1.2 + scale), 0, 1)
+    return np.clip(shades * wall - 0.012 * first + 0.03 * _noise(rng, 1.8), 0, 1)
 
 
-def _marble(rng: np.random.Generator, coarse: bool) -> Field:
-    angle, warp = rng.uniform(0, np.pi), _noise(rng, 1.9)
-    period = rng.uniform(20, 30) if coarse else rng.uniform(9, 14)
+def _marble(rng: np.random.Generator, scale: float) -> Field:
+    angle, warp = rng.uniform(0, np.pi), _noise(rng, 2.2)
+    period = rng.uniform(15, 20) * scale
     along = (_X * np.cos(angle) + _Y * np.sin(angle)) / period + 0.55 * warp
     vein = np.abs(np.sin(np.pi * along)) ** 0.6
-    return np.clip(0.15 + 0.8 * vein + 0.06 * _noise(rng, 1.0), 0, 1)
+    return np.clip(0.15 + 0.8 * vein + 0.04 * _noise(rng, 1.8), 0, 1)
 
 
-_FIELDS: dict[str, Callable[[np.random.Generator, bool], Field]] = {
+#: Sizes of a material's structures, relative to a sheet's of fine grain; those of a patch are smaller, so that it shows
+#: several.
+_SCALE, _OF_PATCHES = {"fine": 1.0, "coarse": 1.7}, 0.65
+_FIELDS: dict[str, Callable[[np.random.Generator, float], Field]] = {
     "clouds": _clouds,
     "granite": _granite,
     "leaves": _leaves,
@@ -282,14 +285,15 @@ _TONES = {
 
 def _paint(region: Region, strong: bool, rng: np.random.Generator) -> np.ndarray:
     """The surface of a material, (64, 64, 3) in 0 to 1."""
-    field = _FIELDS[region.material](rng, region.grain == "coarse")
+    scale = _SCALE[region.grain] * (_OF_PATCHES if region.outline else 1)
+    field = _FIELDS[region.material](rng, scale)
     hue, saturation = _TONES[region.colour]
     dark, light = (0.12, 0.95) if strong else (0.36, 0.72)
     if region.colour == "brown":
         dark, light = dark * 0.8, light * 0.62
     value = dark + (light - dark) * field + rng.uniform(-0.05, 0.05)
-    shift = rng.uniform(-0.035, 0.035) + 0.03 * rng.standard_normal() * (field - 0.5) + 0.012 * _noise(rng, 1.8)
-    depth = np.clip(saturation * (rng.uniform(0.85, 1.1) + 0.12 * _noise(rng, 1.8)) * (1.1 - 0.35 * field), 0, 1)
+    shift = rng.uniform(-0.035, 0.035) + 0.03 * rng.standard_normal() * (field - 0.5) + 0.012 * _noise(rng, 2.4)
+    depth = np.clip(saturation * (rng.uniform(0.85, 1.1) + 0.12 * _noise(rng, 2.4)) * (1.1 - 0.35 * field), 0, 1)
     return rgb(hue + shift, depth, np.clip(value, 0, 1))
 
 
@@ -301,7 +305,7 @@ def _patch(outline: str, centre: tuple[float, float], radius: float, rng: np.ran
         along, across = dx * np.cos(angle) + dy * np.sin(angle), dy * np.cos(angle) - dx * np.sin(angle)
         return np.maximum(np.abs(along), np.abs(across)) - 0.88 * radius
     distance = np.hypot(dx, dy) - radius
-    return distance + 2.6 * _noise(rng, 1.5) if outline == "torn" else distance
+    return distance + 3.2 * _noise(rng, 1.5) if outline == "torn" else distance
 
 
 _LIGHT_FROM = {"left": (-1.0, -0.25), "right": (1.0, -0.25), "above": (0.0, -1.0), "even": (0.0, 0.0)}
@@ -330,7 +334,7 @@ def draw(s: Sample) -> np.ndarray:
             image = image * (1 - cover) + surface * cover
     toward = ((_X - SIZE / 2) * source[0] + (_Y - SIZE / 2) * source[1]) / SIZE
     image = image * (1 + 0.75 * toward)[..., None] * rng.uniform(0.92, 1.05)
-    image = image + 0.022 * rng.standard_normal(image.shape)
+    image = image + 0.006 * rng.standard_normal(image.shape)
     return (np.clip(image, 0, 1) * 255 + 0.5).astype(np.uint8)
 
 

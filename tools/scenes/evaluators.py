@@ -31,7 +31,10 @@ from specbench.training.trainer import MicroStep, Recipe, fit
 from tools.scenes.world import Split
 
 CLASSIFIER_RECIPE = Recipe(steps=800, batch=128, lr=2e-3, warmup=100, weight_decay=0.05)
-READER_RECIPE = Recipe(steps=1200, batch=128, lr=2e-3, warmup=100, weight_decay=0.05)
+READER_RECIPES = {
+    world: Recipe(steps=steps, batch=128, lr=2e-3, warmup=100, weight_decay=0.05)
+    for world, steps in (("scenes", 1200), ("textures", 3000))
+}
 TWO_TOWER_RECIPE = Recipe(steps=1000, batch=128, lr=1.5e-3, warmup=150, weight_decay=0.05)
 
 RETRIEVAL = 100  # captions to choose from in the two-tower model's retrieval accuracy
@@ -314,7 +317,7 @@ def train_all(
     ]
     statistics["fid_of_real"] = float("nan") if score.value is None else score.value
 
-    reader = trained("reader", ev.AttributeReader, attributes(ev.AttributeReader, READER_RECIPE))
+    reader = trained("reader", ev.AttributeReader, attributes(ev.AttributeReader, READER_RECIPES[world.name]))
     for attribute, value in evaluate_attributes(world, reader, held.images, held.labels).items():
         statistics["reader_accuracy" if attribute == "mean" else f"reader_accuracy_{attribute}"] = value
 

@@ -114,8 +114,8 @@ _FEW = {name: _SCENES["smoke"].recipes[name] for name in ("tokenizer", "text", "
 _TEXTURES = {
     "cpu": Budget(  # two cores: under five hours
         {
-            "tokenizer": Recipe(steps=3000, batch=48, lr=2e-3),
-            "text": Recipe(steps=1500, batch=128, lr=1.5e-3),
+            "tokenizer": Recipe(steps=1500, batch=48, lr=2e-3),
+            "text": Recipe(steps=3000, batch=128, lr=1.5e-3),
             "target": Recipe(steps=4000, batch=32, lr=2e-3, ema=0.998, muon=True),
         },
         measured=_MEASURED,
