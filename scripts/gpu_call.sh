@@ -1,7 +1,8 @@
 #!/bin/sh
 # One call on a GPU machine without network, from the checkout's root (docs/gpu.md says when). Results are files in $OUT.
-# SPECBENCH_COMMIT names the commit. .gpu/ may hold gpu_tiles.json and cache.tar.xz, Triton's compile cache, of an
-# earlier call; .whl/ holds what scripts/gpu_wheels.sh made. Usage: scripts/gpu_call.sh PART...
+# SPECBENCH_COMMIT names the commit. .gpu/ may hold gpu_tiles.json of an earlier call, and cache.tar.xz, Triton's compile
+# cache, of an earlier call or of scripts/gpu_cache.py; .whl/ holds what scripts/gpu_wheels.sh made.
+# Usage: scripts/gpu_call.sh PART...
 #
 # correct  what is not timed, side by side: kernels, recordings, audits, the tests for a device
 # gates    the gates and the most expensive kernels
@@ -92,8 +93,8 @@ for part in "$@"; do
     correct) correct 150 ;;
     gates) timed 4,5 80 ;;
     speed) timed 6 100 ;;
-    images) images 60 ;;
-    bench) bench 60 ;;
+    images) images 110 ;;
+    bench) bench 100 ;;
     cache) # for a later call, without what only a developer reads
         (cd "$TRITON_CACHE_DIR" && find . \( -name "*.cubin" -o -name "*.json" -o -name "*.so" \) | tar -cf - -T -) |
             xz -6 -T8 > "$OUT/cache.tar.xz"

@@ -76,8 +76,6 @@ FAMILIES, OTHERS = ("llamagen_xl", "lumina_mgpt"), ("emu3", "janus_pro_7b")
 #: Targets that differ from another one only in their sizes: one method for every kind of drafter network.
 SIZES = ("llamagen_xl_512", "llamagen_3b", "llamagen_xl_c2i", "janus_pro_1b", "simplear_05b")
 NETWORKS = ("sd", "eagle2", "eagle3", "medusa")
-#: Two methods for a target whose vocabulary is not reduced, which makes every step slow.
-WIDE = {"glm_image": ("eagle1", "sjd")}
 
 
 def one_method_for_every(*groups):
@@ -96,8 +94,8 @@ def test_every_method_runs_on_every_real_target(model, rows):
     """Targets that are similar to another one run only a selection of the methods."""
     _, bundle = loaded(model, *TINY)
     conditioning = bundle.encode(prompts_of(bundle, rows))
-    if model in SIZES or model in WIDE:
-        methods = WIDE.get(model, NETWORKS)
+    if model in SIZES:
+        methods = NETWORKS
     elif model in FAMILIES and rows > 1:
         methods = METHODS
     else:

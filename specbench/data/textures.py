@@ -256,8 +256,7 @@ def _marble(rng: np.random.Generator, scale: float) -> Field:
     return np.clip(0.15 + 0.8 * vein + 0.04 * _noise(rng, 1.8), 0, 1)
 
 
-#: Sizes of a material's structures, relative to a sheet's of fine grain; those of a patch are smaller, so that it shows
-#: several.
+#: Sizes of a material's structures by grain. On a patch they are smaller by a factor, so that it shows several.
 _SCALE, _OF_PATCHES = {"fine": 1.0, "coarse": 1.7}, 0.65
 _FIELDS: dict[str, Callable[[np.random.Generator, float], Field]] = {
     "clouds": _clouds,
