@@ -27,6 +27,8 @@ Marks can use every table by its name, with its lines (`field['sjd'].steps`, see
 
     rows(NAME, column=value, ...)    the rows of results/NAME.csv (or of published/NAME) as a DataFrame
     one(NAME, column=value, ...)     the only such row: `one('drafters').n`
+    lines('TABLE.MODEL')             the lines of a table with another model than its own; the name is also taken by
+                                     `pairs`, `curves` and drawn tables
     get(LINE, Y, ...)                values of a line or of a row; '-steps' is the value with the other sign
     pm(LINE, Y)                      a value and its standard error
     ends(VALUES)                     the least and the largest
@@ -103,7 +105,7 @@ class Rows:
     def names(self) -> dict[str, Any]:
         """The namespace of a page's marks."""
         functions = {f.__name__: f for f in (abs, all, any, len, max, min, sum, zip, get, pm, ends, apart)}
-        queries = {f.__name__: f for f in (self.rows, self.one, self.pairs, self.curves)}
+        queries = {f.__name__: f for f in (self.rows, self.one, self.pairs, self.curves, self.lines)}
         constants = {"__builtins__": {}, "settings": (), "loads": json.loads, "exp": math.exp, "mean": fmean}
         drawn = {name: partial(_drawn, self.plan, draw) for name, draw in doc_tables.DRAWN.items()}
         lines = {table: Lines(self, table) for table in catalog.TABLES}
@@ -157,8 +159,12 @@ class Rows:
         return pd.read_csv(folder / f"{name}.csv", low_memory=False)
 
     def _plan(self, table: str) -> measure.TablePlan:
-        requested = catalog.TABLES[table]
-        return measure.plan(requested, requested.model, None, self.results)
+        name, _, model = table.partition(".")
+        requested = catalog.TABLES[name]
+        return measure.plan(requested, model or requested.model, None, self.results)
+
+    def lines(self, table: str) -> Lines:
+        return Lines(self, table)
 
 
 class Lines:
