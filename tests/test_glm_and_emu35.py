@@ -130,7 +130,7 @@ def test_grids_of_a_size(size, preview, whole):
 def test_glm_image_files_hold_tokens():
     """Every token of the full grid can be read back from a pixel; the preview and the end are not drawn."""
     _, bundle = loaded("glm_image", *TINY)
-    tokens = torch.randint(0, 16512, (2, 2 * 2 + 4 * 4 + 1), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(0, bundle.ids.outputs, (2, 2 * 2 + 4 * 4 + 1), generator=torch.Generator().manual_seed(0))
     pixels = bundle.pixels(tokens).astype(np.int64)
     assert pixels.shape == (2, 4, 4, 3)
     assert (pixels[..., 0] * 256 + pixels[..., 1]).reshape(2, -1).tolist() == tokens[:, 4:-1].tolist()

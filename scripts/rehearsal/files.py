@@ -282,17 +282,18 @@ def _glm(name: str, small: bool) -> dict[str, Build]:
     """With one tensor of the encoder of images, which no run reads; the sizes of the others were not seen."""
     base, width = (glm_image.REDUCED, 16) if small else (glm_image.full(name), 2048)
     grids = glm_image.REDUCED_GRIDS if small else glm_image.grids(glm_image.SIDE, glm_image.SIDE)
-    image = glm_image.image(*grids)
+    vocabulary = glm_image.REDUCED_VOCABULARY if small else glm_image.PUBLISHED
+    image = glm_image.image(*grids, vocabulary)
     target: Unified = built(lambda: Unified(base, image))
 
     def write_target(folder: Path) -> None:
         kind, holes = torch.bfloat16, () if small else _HOLES
         table = naming.hugging_face(base.n_layer, base.block, "model.language_model.", keep=image.ids)
-        entries = of_module(target, table, kind, glm_image.OUTPUTS, holes)
+        entries = of_module(target, table, kind, vocabulary.outputs, holes)
         for gate in [name for name in entries if name.endswith("gate_proj.weight")]:
             rows, columns = entries.pop(gate.replace("gate_proj", "up_proj")).shape
             entries[gate.replace("gate_proj", "gate_up_proj")] = replace(entries.pop(gate), shape=(2 * rows, columns))
-        codes = built(lambda: glm_image.Codes(glm_image.CODES, width))
+        codes = built(lambda: glm_image.Codes(vocabulary.codes, width))
         entries |= of_module(codes, {glm_image.CODEBOOK: ParameterSlice("embedding.weight")}, kind)
         entries["model.visual.patch_embed.proj.weight"] = entry("visual", (1536, 3, 16, 16), kind, True)
         write_shards(folder, entries, 1_000_000 if small else 5 * GB)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,7 @@ from specbench.models.unified import ImageTokens, UnifiedConfig
 from specbench.storage import image_files
 
 SIDE, PATCH, PREVIEW = 1024, 32, 16  # pixels per side of an image and of a code; codes per side of a square preview
-CODES, OUTPUTS, END = 16384, 16512, 16385  # number of codes and of ids of the head; the id that ends an image
-TEXT_IDS, VOCABULARY = 150000, 168064  # of the input table; ids of text are below the special ids
+CODES = 16384
 CODEBOOK = "model.vqmodel.quantize.embedding.weight"
 #: Number of grids in an image (see `harness.method.check`).
 GRIDS = 2
@@ -42,13 +41,34 @@ GRIDS = 2
 #: Numbers of a head's pairs that time, row and column rotate: half of the pairs. These numbers and theta 10,000 are
 #: from a third party's copy of the published config.json; a loaded file gives its own.
 _GLM: dict[str, Any] = {"norms": "both", "qkv_bias": True, "rope_base": 10000.0, "norm_eps": 1e-5}
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Ids of tokens. The first `codes` ids are codes; the head has the first `outputs` ids, which include `end`, the id
+    after an image; ids from there to `text` are text; the input table has `size` ids. The other ids are special: a
+    tokenizer, if any, gives those of a prompt by their names."""
+
+    codes: int = CODES
+    outputs: int = 16512
+    end: int = 16385
+    text: int = 150000
+    size: int = 168064
+    image_start: int = 16384
+    grid_start: int = 167845
+    grid_end: int = 167846
+    pad: int = 167841
+
+
+PUBLISHED = Vocabulary()
+REDUCED_VOCABULARY = Vocabulary(64, 72, 65, 200, 208, image_start=64, grid_start=200, grid_end=201, pad=202)
 REDUCED_GRIDS = (2, 2), (4, 4)
-REDUCED = UnifiedConfig(32, 2, 2, 1, 64, VOCABULARY, sections=(1, 1, 2), **_GLM)
+REDUCED = UnifiedConfig(32, 2, 2, 1, 64, REDUCED_VOCABULARY.size, sections=(1, 1, 2), **_GLM)
 
 
 def full(model: str) -> UnifiedConfig:
     """The network of the published size."""
-    return shape_of(model, UnifiedConfig, vocab_size=VOCABULARY, sections=(8, 12, 12), **_GLM)
+    return shape_of(model, UnifiedConfig, vocab_size=PUBLISHED.size, sections=(8, 12, 12), **_GLM)
 
 
 def grids(height: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -59,20 +79,12 @@ def grids(height: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
     return (int(PREVIEW * math.sqrt(ratio)), int(PREVIEW * math.sqrt(1 / ratio))), (rows, columns)
 
 
-def image(preview: tuple[int, int], whole: tuple[int, int]) -> ImageTokens:
+def image(preview: tuple[int, int], whole: tuple[int, int], vocabulary: Vocabulary = PUBLISHED) -> ImageTokens:
     """A preview grid of (rows, columns), the full grid `whole`, and the end. Both grids may have any id of the head."""
     free = math.prod(preview) + math.prod(whole)
-    forced = torch.cat([torch.full((free,), -1), torch.tensor([END])])
-    return ImageTokens(torch.arange(OUTPUTS), Grammar(OUTPUTS, forced), whole[1], (preview, whole))
-
-
-@dataclass(frozen=True)
-class GlmIds:
-    """Special ids of a prompt. A tokenizer, if any, gives them by their names."""
-
-    image_start: int = 16384
-    grid_start: int = 167845
-    grid_end: int = 167846
+    forced = torch.cat([torch.full((free,), -1), torch.tensor([vocabulary.end])])
+    outputs = vocabulary.outputs
+    return ImageTokens(torch.arange(outputs), Grammar(outputs, forced), whole[1], (preview, whole))
 
 
 class GlmText(NamedText):
@@ -80,13 +92,12 @@ class GlmText(NamedText):
 
     model = "GLM-Image"
 
-    def ids(self) -> GlmIds:
-        """The special ids, by their names. Raises UsageError if one is missing."""
-        names = {"image_start": "<|dit_token_16384|>", "grid_start": "<sop>", "grid_end": "<eop>"}
-        return GlmIds(**self.named(names))
+    def special_ids(self) -> dict[str, int]:
+        """The special ids of a prompt, by their names. Raises UsageError if one is missing."""
+        return self.named({"image_start": "<|dit_token_16384|>", "grid_start": "<sop>", "grid_end": "<eop>"})
 
 
-def glm_prompt(encode: Encode, prompt: str, tokens: ImageTokens, ids: GlmIds) -> Prompt:
+def glm_prompt(encode: Encode, prompt: str, tokens: ImageTokens, ids: Vocabulary) -> Prompt:
     """prompt [grid start] "H W" [grid end] [grid start] "h w" [grid end] [image start]; the full grid comes before the
     preview. The official code has no guidance in this stage; here, the unconditional prompt is the same without
     text."""
@@ -110,22 +121,23 @@ class Codes(nn.Module):
 
 class GlmImage(UnifiedModel):
     tokenizer: Codes
-    pad = 167841
 
     def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(cfg, device, dtype)
-        self.image = image(*REDUCED_GRIDS) if self.reduced else image(*grids(SIDE, SIDE))
+        self.ids = ids = REDUCED_VOCABULARY if self.reduced else PUBLISHED
+        self.pad = ids.pad
+        self.image = image(*(REDUCED_GRIDS if self.reduced else grids(SIDE, SIDE)), ids)
         self.resolution = self.image.width  # of the files: one pixel per token
-        self.ids, self.text = GlmIds(), lambda text: hashed_ids(text, OUTPUTS, TEXT_IDS)
+        self.text = lambda text: hashed_ids(text, ids.outputs, ids.text)
         if self.folder is None:
-            self.tokenizer = self.random(lambda: Codes(CODES, 16 if self.reduced else 2048), 2, torch.float32)
+            self.tokenizer = self.random(lambda: Codes(ids.codes, 16 if self.reduced else 2048), 2, torch.float32)
         else:
             source = official.open_source(self.part("target"))
             vectors = source.tensors[CODEBOOK].shape
             table = {CODEBOOK: ParameterSlice("embedding.weight")}
             self.tokenizer = official.load(lambda: Codes(*vectors), source, table, device, torch.float32, [".*"])
             text = GlmText(self.part("processor"))
-            self.ids, self.text = text.ids(), text.encode
+            self.ids, self.text = replace(ids, **text.special_ids()), text.encode
         self.target = self.loaded_target(REDUCED if self.reduced else full(self.name))
 
     def prompt(self, text: str) -> Prompt:
