@@ -13,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specbench.config import composition, configuration, parameters, registry, yaml_files
+from specbench.data import worlds
 from specbench.decoding.drafters.positions import COUPLINGS, INITS
 from specbench.decoding.rules.base import MEASURES
 from specbench.errors import UsageError, install
@@ -64,25 +65,26 @@ CLASSES = {
 
 def test_a_real_model_has_nothing_of_an_embedded_world() -> None:
     """Not by default, not with any prompts, and not on request."""
-    for model in [name for name in parameters.choices("model") if "scenes" not in name]:
+    for model in [name for name in parameters.choices("model") if parameters.world("model", name) is None]:
         cfg = configuration.compose([f"model={model}"])
         assert cfg["data"] == ("imagenet" if model in CLASSES else "parti"), model
         for data in parameters.choices("data"):
             cfg = configuration.compose([f"model={model}", f"data={data}", *NEEDED.get(data, [])])
             assert bool(cfg["metrics"]) == (model not in PIXELLESS), (model, data)
-            assert not [name for name in cfg["metrics"] if "scenes" in name], (model, data)
+            assert not [name for name in cfg["metrics"] if parameters.world("metrics", name)], (model, data)
         if model in PIXELLESS:
             continue
         assert "fid" in configuration.compose([f"model={model}", "data=coco2017"])["metrics"], model
-        for metrics in ("scenes_reward", "[clip_b32,scenes_fid]", "scenes"):
+        for metrics in ("scenes_reward", "[clip_b32,scenes_fid]", "scenes", "textures_reward"):
             assert "embedded world" in usage_error(configuration.compose, [f"model={model}", f"metrics={metrics}"])
 
 
 def test_embedded_models_have_their_own_world_and_served_ones_the_world_of_the_prompts() -> None:
-    scenes = ["scenes_fid", "scenes_clip", "scenes_reward"]
-    for model, data in (("llamagen_scenes", "scenes"), ("mar_scenes", "scenes_classes")):
+    scenes, textures = ([f"{world}_{metric}" for metric in ("fid", "clip", "reward")] for world in worlds.NAMES)
+    models = {"llamagen_scenes": "scenes", "mar_scenes": "scenes_classes", "llamagen_textures": "textures"}
+    for model, data in models.items():
         cfg = configuration.compose([f"model={model}"])
-        assert (cfg["data"], cfg["metrics"]) == (data, scenes)
+        assert (cfg["data"], cfg["metrics"]) == (data, textures if data == "textures" else scenes)
     served = ["engine=http", "url=http://127.0.0.1:8000"]
     assert configuration.compose(served)["data"] == "parti"
     assert configuration.compose([*served, "data=scenes"])["metrics"] == scenes

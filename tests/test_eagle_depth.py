@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
+import tiny
 import torch
 import torch.nn.functional as F
 from PIL import Image
@@ -12,6 +14,7 @@ from test_real import eagle_config, loaded
 
 from specbench.cli import main
 from specbench.errors import UsageError
+from specbench.models.loading import checkpoints, drafters
 
 TINY = ("weights=random", "reduced=true", "dtype=float32")
 
@@ -206,3 +209,23 @@ def test_depths_that_contradict_each_other_are_refused(tmp_path):
     ):
         with pytest.raises(UsageError, match=sentence):
             at(write(tmp_path / name, said, content), "llamagen_xl").drafter_network("eagle")
+
+
+def test_a_file_without_a_token_table_uses_the_targets(tmp_path):
+    """A drafter whose table was not trained has the target's, and its file is much smaller without it."""
+    target = tiny.llamagen()
+    bundle = SimpleNamespace(target=target, name="tiny", device=torch.device("cpu"), dtype=torch.float32)
+    loader = drafters.EagleLoader(bundle, "eagle")
+    network = tiny.eagle(target)
+    network.embed_tokens.weight.data += 1
+    file = tmp_path / "eagle.safetensors"
+    checkpoints.save(network, file, "eagle", torch.float32)
+    whole = loader.read(file)
+    assert torch.equal(whole.embed_tokens.weight, network.embed_tokens.weight)  # a table in the file comes first
+    checkpoints.save(network, file, "eagle", torch.float32, omitted=loader.shared_tensors())
+    parts = loader.read(file)
+    assert torch.equal(parts.embed_tokens.weight, target.tok_embeddings.weight)
+    assert torch.equal(parts.fc.weight, network.fc.weight)
+    checkpoints.save(network, file, "eagle", torch.float32, omitted=("fc.weight",))
+    with pytest.raises(UsageError, match=r"fc\.weight"):
+        loader.read(file)

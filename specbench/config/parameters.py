@@ -148,7 +148,7 @@ def preferred(group: str, name: str) -> dict[str, str]:
 
 
 def world(group: str, name: str) -> str | None:
-    """The embedded world of a model, a data set or a single metric: "scenes"; None for real ones."""
+    """The embedded world of a model, a data set or a single metric, such as "scenes"; None for real ones."""
     values = content(group, name)
     return ((values.get(name) or {}) if group == "metrics" else values).get("world")
 

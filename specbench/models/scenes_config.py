@@ -51,7 +51,7 @@ WORLDS = {
     "textures": WorldConfig(
         replace(VQ, ch=24, codebook_size=8192),
         replace(TARGET, vocab_size=8192),
-        replace(TARGET, vocab_size=8192, dim=64, n_layer=2, n_head=2, ffn_hidden=192),
+        replace(TARGET, vocab_size=8192, dim=64, n_layer=1, n_head=2, ffn_hidden=192),
     ),
 }
 

@@ -121,7 +121,7 @@ _TEXTURES = {
         measured=_MEASURED,
         train=40_000,
     ),
-    "smoke": replace(_SCENES["smoke"], recipes=_FEW, measured=_MEASURED),
+    "smoke": replace(_SCENES["smoke"], recipes=_FEW, measured=("draft", "eagle", "eagle3", "drafters")),
 }
 #: World -> name -> budget.
 BUDGETS = {"scenes": _SCENES, "textures": _TEXTURES}
@@ -279,9 +279,15 @@ class Stages:
             examples=str(self.work / f"examples-{n}"),
             start=str(self.path(drafter.start)) if drafter.start else None,
         )
-        result = command.train(plan, Pipeline.load(plan.cfg))
+        pipeline = Pipeline.load(plan.cfg)
+        shared = pipeline.model.loader(drafter.network).shared_tensors() if plan.arguments.get("freeze") else ()
+        result = command.train(plan, pipeline)
         for name, file in zip(drafter.outputs, [*result.checkpoints, result.file], strict=False):
-            write_atomically(self.path(name), file.read_bytes())
+            if shared:  # frozen, so these tensors are still the target's
+                network = pipeline.model.trained(drafter.network, file)
+                checkpoints.save(network, self.path(name), registry.network(drafter.network).kind, omitted=shared)
+            else:
+                write_atomically(self.path(name), file.read_bytes())
         self.statistics[stage] = {name: result.statistics[name] for name in ("seconds", "images")}
 
     def drafters(self) -> None:

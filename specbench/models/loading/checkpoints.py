@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,8 +24,11 @@ _POSITIONS, _IN_FILES = "positions", "places"  # name of a parameter here, and i
 _WORLD = re.compile(f"({'|'.join(worlds.NAMES)})-")  # prefix of an embedded network's kind; optional in drafters' files
 
 
-def save(module: nn.Module, path: Path, kind: str, dtype: torch.dtype = torch.float16) -> None:
-    """Write `module` and its configuration `cfg` atomically; floating-point tensors are stored as `dtype`.
+def save(
+    module: nn.Module, path: Path, kind: str, dtype: torch.dtype = torch.float16, omitted: Collection[str] = ()
+) -> None:
+    """Write `module` and its configuration `cfg` atomically; floating-point tensors are stored as `dtype`. omitted:
+    names of tensors that are not written, because `load` receives them as `defaults`.
 
     A file with the same content is not rewritten, because rows name weights by their file's digest.
     """
@@ -34,6 +37,7 @@ def save(module: nn.Module, path: Path, kind: str, dtype: torch.dtype = torch.fl
     tensors = {
         k: v.detach().to(dtype if v.is_floating_point() else v.dtype).cpu().contiguous()
         for k, v in module.state_dict().items()
+        if k not in omitted
     }
     if path.exists() and _same(path, kind, config, tensors):
         return
@@ -81,9 +85,12 @@ def load(
     config: Callable[..., Any],
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    defaults: Mapping[str, Tensor] | None = None,
 ) -> Module:
-    """The network of a file written by `save`, `module(config)`, for inference (see `official.load`)."""
+    """The network of a file written by `save`, `module(config)`, for inference (see `official.load`). defaults: the
+    tensors that the file may omit, by name."""
     values, tensors = read(path, kind)
+    tensors = {**(defaults or {}), **tensors}
     most = sum(tensor.numel() for tensor in tensors.values())  # a size is never larger than the number of weights
     try:
         cfg = config(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})

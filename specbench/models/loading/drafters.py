@@ -56,19 +56,20 @@ class Drafters:
 
     def drafter_network(self, name: str | Mapping[str, Any]) -> Any:
         """The network that a drafter declares, with the weights at drafter_weights= or in the target's folder."""
-        return self._loader(name).load()
+        return self.loader(name).load()
 
     def untrained(self, name: str, heads: int = 5) -> nn.Module:
         """An untrained drafter network that fits the target. heads: number of Medusa heads."""
-        network: nn.Module = self._loader(name).untrained(heads)
+        network: nn.Module = self.loader(name).untrained(heads)
         return network
 
     def trained(self, name: str, path: Path) -> nn.Module:
         """The drafter network in a folder or file."""
-        network: nn.Module = self._loader(name).read(path)
+        network: nn.Module = self.loader(name).read(path)
         return network
 
-    def _loader(self, name: str | Mapping[str, Any]) -> NetworkLoader[Any]:
+    def loader(self, name: str | Mapping[str, Any]) -> NetworkLoader[Any]:
+        """Reads the network that a drafter declares."""
         network = registry.network(name)
         loader: NetworkLoader[Any] = pkgutil.resolve_name(network.loader)(self, network.folder)
         return loader
@@ -110,7 +111,14 @@ class NetworkLoader(Generic[N]):
         return network
 
     def _read_file(self, path: Path) -> N:
-        return checkpoints.load(path, self.folder, self.module, self.config, self.bundle.device, self.bundle.dtype)
+        bundle = self.bundle
+        return checkpoints.load(
+            path, self.folder, self.module, self.config, bundle.device, bundle.dtype, self.shared_tensors()
+        )
+
+    def shared_tensors(self) -> dict[str, Tensor]:
+        """Tensors of the target that a file in specbench's format may omit, by their names in the file."""
+        return {}
 
     def untrained(self, heads: int = 5) -> N:
         raise NotImplementedError
@@ -128,6 +136,10 @@ class EagleLoader(NetworkLoader[EagleNetwork]):
 
     def untrained(self, heads: int = 5) -> EagleNetwork:
         return eagle.like_target(self.target)
+
+    def shared_tensors(self) -> dict[str, Tensor]:
+        table = self.target.tok_embeddings.weight
+        return {} if table.is_meta else {"embed_tokens.weight": table}
 
     def fits(self, network: EagleNetwork) -> bool:
         c, rows = network.cfg, len(self.target.tok_embeddings.weight)
