@@ -229,6 +229,17 @@ def test_another_models_runs_follow_the_papers_protocol() -> None:
         assert f"size={size}" in (sizes.overrides(line, "lumina_mgpt") or ())
 
 
+def test_a_line_needs_a_drafter_that_was_trained_for_the_model() -> None:
+    table = TABLES["relaxed"]
+    lines = {line.key: line for line in table.lines}
+    guided = lines["UniformRSD_1.3_EAGLE-1_guided_chain_of_5"]
+    assert not table.no_run(guided, "llamagen_scenes")
+    assert "no such drafter" in table.no_run(guided, "llamagen_textures")
+    assert table.overrides(guided, "llamagen_textures") is None
+    assert not table.no_run(lines["UniformRSD_1.3_EAGLE-1_chain_of_5"], "llamagen_textures")
+    assert not table.no_run(guided, "llamagen_xl")  # whose drafters come from a folder
+
+
 def test_a_line_may_have_its_own_model() -> None:
     table = TABLES["field_orders"]
     lines = {line.key: line for line in table.lines}

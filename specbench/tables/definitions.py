@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from specbench.config import parameters, protocols
+from specbench.config import parameters, protocols, registry
 from specbench.errors import UsageError
 from specbench.rows.columns import METRICS, SHOWN, stderr_of
 
@@ -230,13 +230,10 @@ class Table:
     def overrides(self, line: Line, model: str, n: int | None = None, seed: int | None = None) -> list[str] | None:
         """The Hydra overrides of the run of `line`, with `n` prompts and `seed` (None: the default); None if it has no
         run on this model."""
+        if self.no_run(line, model):
+            return None
         is_own = model == self.model
-        values = line.on(is_own)
-        if values is None or ("model" in values and not is_own):
-            return None
-        model = line.model_on(model)
-        if not values.keys() <= parameters.possible(model):
-            return None
+        values, model = line.on(is_own) or {}, line.model_on(model)
         if seed is not None and "seed" in values:
             raise UsageError(f"line {line.key} of {self.id} has its own seed: leave --seeds out")
         requested = {name: str(value) for name, value in (("n", n), ("seed", seed)) if value is not None}
@@ -248,11 +245,34 @@ class Table:
         first = {"model": model} | {name: v for name, v in values.items() if name not in requested} | requested
         return as_overrides(of_world(model, first | shared | first))
 
+    def no_run(self, line: Line, model: str) -> str:
+        """Why a line has no run on a model, in a sentence; "" if it has one."""
+        is_own = model == self.model
+        values = line.on(is_own)
+        if values is None:
+            return line.without
+        if not is_own and values.get("model", model) != model:
+            return f"This line is about {values['model']} alone."
+        model = line.model_on(model)
+        if missing := sorted(values.keys() - parameters.possible(model)):
+            return f"{model} has no parameter {missing[0]}."
+        return "" if _has_drafter(model, values) else f"{model} has no such drafter."
+
     @property
     def papers_protocol(self) -> str | None:
         """The protocol of the paper's own table."""
         names = parameters.choices("protocol")
         return next((name for name in names if self.id in protocols.read(name).serves), None)
+
+
+def _has_drafter(model: str, values: Mapping[str, str]) -> bool:
+    """Whether the drafter of a line was trained for an embedded model. True for real models."""
+    world, weights = parameters.world("model", model), values.get("drafter_weights", "embedded")
+    if world is None or not registry.is_embedded(weights):
+        return True
+    method = values.get("method", parameters.default_choice("method"))
+    network = registry.drafter_network(values.get("drafter") or parameters.method_choices(method)["drafter"])
+    return network is None or network.path(weights, world).is_file()
 
 
 def named(overrides: Iterable[str]) -> dict[str, str]:

@@ -221,7 +221,7 @@ class _Builder:
     def _measured(self, line: Line, model: str, row: Row | None) -> TableEntry:
         columns, notes = self.table.columns, self.notes
         if row is None:
-            why = line.without if line.overrides is None else f"Not measured yet; to measure it: {self.command}"
+            why = self.table.no_run(line, model) or f"Not measured yet; to measure it: {self.command}"
             return TableEntry(line.label, "measured", model, (), (notes.gap(why),) * len(columns))
         cells = tuple(self._measured_cell(line, column, row) for column in columns)
         empty = {c.key for c in columns if not row.get(c.key) and (line.key, c.key) not in self.reasons}
