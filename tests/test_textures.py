@@ -6,7 +6,9 @@ from functools import cache
 
 import numpy as np
 import pytest
+from commands import usage_error
 
+from specbench.config import configuration, missing_weights
 from specbench.data import scenes, textures, worlds
 from specbench.data.textures import WORLD
 
@@ -131,3 +133,10 @@ def test_a_vocabulary_has_the_words_of_unseen_captions(name: str) -> None:
     vocabulary = set(world.vocabulary())
     captions = [world.sample("validation", i).caption for i in range(300)]
     assert {word for caption in captions for word in worlds.words(caption)} <= vocabulary
+
+
+def test_a_drafter_that_was_not_trained_for_this_world_is_reported() -> None:
+    missing_weights.check(configuration.compose(["model=llamagen_textures", "method=eagle1"]))
+    message = usage_error(missing_weights.check, configuration.compose(["model=llamagen_textures", "method=medusa"]))
+    assert "draft_model, eagle, eagle3" in message
+    assert "specbench train drafter=medusa model=llamagen_textures" in message

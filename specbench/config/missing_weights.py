@@ -24,9 +24,18 @@ def check(cfg: Mapping[str, Any]) -> None:
         if not folder.is_dir():
             put = steps(f"put the weights of {model} there", "weights=random")
             raise UsageError(f"{folder} does not exist: {put}")
-    elif absent := [path.name for group in registry.weight_files(cfg) for path in group if not path.is_file()]:
-        train = steps("run `make train-scenes` in a clone", "weights=DIR with a folder that has them", "weights=random")
-        raise UsageError(f"{folder} has no {', '.join(absent)}: {train}")
+    else:
+        target, drafter = ([path.name for path in group if not path.is_file()] for group in registry.weight_files(cfg))
+        if target or drafter:
+            world, networks = registry.world_of(cfg), registry.drafter_networks()
+            ways = [f"run `make train-{world}` in a clone"]
+            if not target:
+                here = [name for name, network in networks.items() if network.path("embedded", world).is_file()]
+                needed = next(name for name in networks if networks[name] == registry.drafter_network(cfg["drafter"]))
+                ways = [f"use a drafter that it has ({', '.join(here)})"] if here else []
+                ways += [f"`specbench train drafter={needed} model={model}`, then drafter_weights=DIR with its result"]
+            ways += ["weights=DIR with a folder that has them", "weights=random"]
+            raise UsageError(f"{folder} has no {', '.join([*target, *drafter])}: {steps(*ways)}")
 
 
 def advice(model: str, absent: Sequence[str] = (), size: int | None = None, weights: str = "official") -> str:

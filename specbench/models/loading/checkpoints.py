@@ -59,7 +59,7 @@ def _same(path: Path, kind: str, config: str, tensors: dict[str, Tensor]) -> boo
 def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """(config, tensors) of a file written by `save`. Raises UsageError, with the reason, for other files."""
     if not path.exists():
-        what = steps("run `make train-scenes` in a clone", "weights=DIR of a folder that has them")
+        what = steps(f"run `{_training(path)}` in a clone", "weights=DIR of a folder that has them")
         raise UsageError(f"weights '{path.name}' are not here: {what}")
     try:
         with safe_open(path, framework="pt") as f:
@@ -100,10 +100,16 @@ def load(
             built = module(cfg)
     except Exception as e:  # an invalid network raises many types of exceptions
         raise UsageError(
-            f"{path.name} is damaged, or of another version of specbench; run `make train-scenes` without it"
+            f"{path.name} is damaged, or of another version of specbench; run `{_training(path)}` without it"
         ) from e
     source = official.from_tensors(tensors, path.name)
     return official.load(lambda: built, source, official.own_names(built), device, dtype)
+
+
+def _training(path: Path) -> str:
+    """The command that trains the file of an embedded model."""
+    world = path.name.partition("_")[0]
+    return f"make train-{world if world in worlds.NAMES else worlds.NAMES[0]}"
 
 
 def fill(module: nn.Module, tensors: dict[str, Tensor], name: str) -> None:
