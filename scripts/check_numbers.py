@@ -25,7 +25,8 @@ with a number, except numbers in code, links, dates and names. numbers.yaml also
 
 Marks can use every table by its name, with its lines (`field['sjd'].steps`, see `Rows.names`), and:
 
-    rows(NAME, column=value, ...)    the rows of results/NAME.csv (or of published/NAME) as a DataFrame
+    rows(NAME, column=value, ...)    the rows of results/NAME.csv (or of published/NAME) as a DataFrame; of a table's
+                                     file, only its own models' rows, and with 'TABLE.MODEL' those of another model
     one(NAME, column=value, ...)     the only such row: `one('drafters').n`
     lines('TABLE.MODEL')             the lines of a table with another model than its own; the name is also taken by
                                      `pairs`, `curves` and drawn tables
@@ -151,12 +152,21 @@ class Rows:
                 raise UsageError(f"rests on {size}={count:g} of {source}, below {least}")
 
     def panels(self, table: str) -> set[str]:
-        """The identifiers of the runs of each panel in which a table tests pairs of curves."""
-        return set(self.plan(table).equal)
+        """The identifiers of the runs of each panel in which a table tests pairs of curves, on every model."""
+        tested = catalog.TABLES[table]
+        source = self.results / f"{(tested.matched and tested.matched.lines_of) or table}.csv"
+        others = pd.read_csv(source, usecols=["model"]).model if source.exists() else ()
+        models = {tested.model, *others}
+        return set().union(*(self.plan(f"{table}.{model}").equal for model in models))
 
     def _read(self, name: str) -> pd.DataFrame:
         folder = PUBLISHED.parent if _is_published(name) else self.results
-        return pd.read_csv(folder / f"{name}.csv", low_memory=False)
+        file, _, model = name.partition(".")
+        table = pd.read_csv(folder / f"{file}.csv", low_memory=False)
+        if file not in catalog.TABLES or "model" not in table:
+            return table
+        requested = catalog.TABLES[file]
+        return table[table.model.isin({line.model_on(model or requested.model) for line in requested.lines})]
 
     def _plan(self, table: str) -> measure.TablePlan:
         name, _, model = table.partition(".")

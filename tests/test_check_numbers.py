@@ -79,6 +79,14 @@ def test_a_file_may_be_of_few_samples_by_name(rows: Rows) -> None:
     )
 
 
+def test_a_tables_file_has_rows_of_other_models_by_name(tmp_path: Path) -> None:
+    (tmp_path / "field.csv").write_text("model,steps,n\nllamagen_scenes,31,24\nllamagen_textures,105,24\n")
+    rows = Rows(tmp_path)
+    assert said("31 and 105<!--= one('field').steps, one('field.llamagen_textures').steps -->.", rows) == []
+    [reported] = said("31<!--= one('field.llamagen_xl').steps -->.", rows)
+    assert "has no row" in reported
+
+
 def test_the_interval_between_two_lines(rows: Rows) -> None:
     """By hand: 3 ± 0.3 and 3.5 ± 0.4 differ by 0.5, with a standard error of 0.5."""
     (rows.results / "pair.csv").write_text("x,x_stderr\n3,0.3\n3.5,0.4\n")
