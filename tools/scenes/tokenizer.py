@@ -90,19 +90,25 @@ def encode_all(vq: VQModel, images: np.ndarray, batch: int = 256) -> np.ndarray:
     device = next(vq.parameters()).device
     out = []
     for i in range(0, len(images), batch):
-        with torch.autocast(device.type, torch.bfloat16):
-            out.append(vq.encode(to_float(images[i : i + batch]).to(device)).to(torch.int16).cpu().numpy())
+        out.append(encode(vq, to_float(images[i : i + batch]).to(device)).to(torch.int16).cpu().numpy())
     return np.concatenate(out)
+
+
+def encode(vq: VQModel, images: torch.Tensor) -> torch.Tensor:
+    """Codes (N, h*w) of images (N, 3, H, W), as the target learns them: in bfloat16, which chooses one of the codes
+    that are too close together to differ."""
+    with torch.autocast(images.device.type, torch.bfloat16):
+        return vq.encode(images)
 
 
 @torch.no_grad()
 def evaluate(vq: VQModel, images: np.ndarray) -> dict[str, float]:
-    """PSNR in dB (mean over images), the share of codes in use, and the perplexity of the codes, in float32."""
+    """PSNR in dB (mean over images), the share of codes in use, and the perplexity of the codes of `encode`."""
     device = next(vq.parameters()).device
     psnr, counts = [], torch.zeros(vq.cfg.codebook_size, dtype=torch.int64)
     for i in range(0, len(images), 128):
         x = to_float(images[i : i + 128]).to(device)
-        codes = vq.encode(x)
+        codes = encode(vq, x)
         y = vq.decode(codes).clamp(-1, 1)
         psnr.append(10 * torch.log10(4 / (x - y).pow(2).mean((1, 2, 3))).cpu())
         counts += torch.bincount(codes.reshape(-1).cpu(), minlength=len(counts))
@@ -127,7 +133,7 @@ def replaced(vq: VQModel, images: np.ndarray, neighbour: int, seed: int = 0) -> 
     table = vq.quantize.codebook
     decoded, squares = [], []
     for i in range(0, len(images), 128):
-        codes = vq.encode(to_float(images[i : i + 128]).to(device))
+        codes = encode(vq, to_float(images[i : i + 128]).to(device))
         if neighbour:
             near = (table[codes.flatten()] @ table.T).topk(neighbour + 1).indices[:, -1].view_as(codes)
         else:
