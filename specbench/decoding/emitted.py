@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
+from itertools import groupby
 from operator import add
 
 import torch
@@ -179,32 +180,27 @@ class Emitted:
         sampled = draft.sampled is None and target.sampling.temperature > 0
         if self.rule.deterministic and not (tree.is_chain and sampled):
             return self._longest(verdict, target, measured=not sampled)
-        draws, parts = 2 * -(-self.draws // 2), []
+        draws = 2 * -(-self.draws // 2)
         u = self.rng.uniform(step, EMITTED, tree.height, tree.width, draws)
-        for depths, width in self._depths(tree, target.p.shape[-1] * len(path), draws):
-            nodes = _visited(draft, target.p, path[:, depths], width)
-            e = distributions(nodes, self.rule, u[:, depths, :width])
-            least = self._least(nodes)
-            parts.append(torch.cat([_corrected(nodes.p, e), torch.stack([least, largest_ratio(nodes.p, e.mean(2))])]))
-        none = torch.zeros_like(parts[0][..., :1])  # after a full draft the target's own distribution
-        none[4] = 1
-        return torch.cat([*parts, none], 2)
-
-    def _depths(self, tree: Tree, size: int, draws: int) -> Iterator[tuple[slice, int]]:
-        """Groups of depths of a tree that are computed together, and the most children of a node in each group. A group
-        has either single candidates or siblings, and fits in memory. size: entries of all rows at one depth."""
-        widths, depth = [width for _, width in tree.levels], 0
-        while depth < tree.height:
-            begin, siblings = depth, widths[depth] > 1
-            most = max(1, _AT_ONCE // (size * (draws if siblings or self.rule.residual_by_token else 1)))
-            while depth < tree.height and (widths[depth] > 1) == siblings and depth - begin < most:
-                depth += 1
-            yield slice(begin, depth), max(widths[begin:depth])
+        measures = target.p.new_zeros(len(path), tree.height + 1, 5)
+        measures[..., 4] = 1  # after a full draft e = p
+        for depths, width in _groups(tree):
+            rows, depth = _on_path(verdict.length, depths)
+            siblings = width > 1 or self.rule.residual_by_token
+            most = max(1, _AT_ONCE // (target.p.shape[-1] * (draws if siblings else 1)))
+            for row, at_depth in zip(rows.split(most), depth.split(most), strict=True):
+                nodes = _visited(draft, target.p, row, path[row, at_depth], width)
+                e = distributions(nodes, self.rule, u[row, at_depth, :width].unsqueeze(1))
+                further = torch.stack([self._least(nodes), largest_ratio(nodes.p, e.mean(2))])
+                measures[row, at_depth] = torch.cat([_corrected(nodes.p, e), further])[..., 0].T
+        return measures.permute(2, 0, 1)
 
     def _least(self, nodes: Nodes) -> Tensor:
         """The least divergence (B, n) with which the nodes' acceptance is possible."""
         if nodes.tokens.shape[-1] > 1 or not nodes.sampled:
             return torch.full_like(nodes.p[..., 0], torch.nan)
+        if self.rule.name == "exact":  # nothing accepts more without a divergence
+            return torch.zeros_like(nodes.p[..., 0])
         accepted = sum_last(nodes.q * self.rule.acceptance(nodes.p, nodes.q, nodes.depth))
         return torch.where(nodes.live[..., 0], least_divergence(nodes.p, nodes.q, accepted), 0.0)
 
@@ -220,16 +216,36 @@ class Emitted:
         return measures if measured else torch.full_like(measures, torch.nan)
 
 
-def _visited(draft: Draft, p: Tensor, path: Tensor, width: int) -> Nodes:
-    """The nodes of a path (B, n), with at most `width` children each."""
-    tree, rows = draft.tree, len(path)
-    slot = tree.slot.expand(rows, -1).gather(1, path)
-    children = take(tree.children.expand(rows, -1, -1), slot.clamp_min(0))[..., :width]
-    node = children.clamp_min(0).flatten(1)
-    tokens, valid = (x.gather(1, node).view_as(children) for x in (draft.tokens, draft.valid))
-    live = (children >= 0) & valid & (slot >= 0).unsqueeze(-1)
-    depth = tree.depth.expand(rows, -1).gather(1, path) + 1
-    return Nodes(take(p, path), take(draft.probs, slot.clamp_min(0)), tokens, live, depth, draft.sampled is None)
+def _groups(tree: Tree) -> Iterator[tuple[slice, int]]:
+    """Groups of neighbouring depths of a tree whose nodes have either single candidates or siblings, and the most
+    children of a node in each group."""
+    widths = [width for _, width in tree.levels]
+    for _, group in groupby(range(tree.height), lambda depth: widths[depth] > 1):
+        depths = list(group)
+        yield slice(depths[0], depths[-1] + 1), max(widths[depth] for depth in depths)
+
+
+def _on_path(length: Tensor, depths: slice) -> tuple[Tensor, Tensor]:
+    """The rows and the depths (N,) of the visited nodes at these depths: the root and the accepted nodes, whose number
+    in a row is `length` (B,). On a GPU those after the end of a path, too, because a recorded step has a fixed number
+    of them."""
+    depth = torch.arange(depths.start, depths.stop, device=length.device)
+    visited = depth <= length[:, None] if length.device.type == "cpu" else None
+    rows, columns = torch.meshgrid(torch.arange(len(length), device=length.device), depth, indexing="ij")
+    return (rows.flatten(), columns.flatten()) if visited is None else (rows[visited], columns[visited])
+
+
+def _visited(draft: Draft, p: Tensor, row: Tensor, node: Tensor, width: int) -> Nodes:
+    """Nodes `node` (N,) of rows `row` (N,), with at most `width` children each, as N rows of one node."""
+    tree, rows = draft.tree, len(p)
+    slot = tree.slot.expand(rows, -1)[row, node]
+    children = tree.children.expand(rows, -1, -1)[row, slot.clamp_min(0), :width]
+    child = row[:, None], children.clamp_min(0)
+    live = (children >= 0) & draft.valid[child] & (slot >= 0)[:, None]
+    depth = tree.depth.expand(rows, -1)[row, node] + 1
+    q = draft.probs[row, slot.clamp_min(0)]
+    p, q, tokens, live, depth = (x.unsqueeze(1) for x in (p[row, node], q, draft.tokens[child], live, depth))
+    return Nodes(p, q, tokens, live, depth, draft.sampled is None)
 
 
 def _corrected(p: Tensor, e: Tensor) -> Tensor:
