@@ -258,7 +258,7 @@ class DFlashTraining(Training):
         drafted = hidden.unflatten(1, (len(anchors), size))
         for k in range(1, min(depth + 1, size)):
             inside = anchors + k < length
-            yield DraftLogits(self.head.logits(drafted[:, inside, k]), (anchors + k)[inside])
+            yield DraftLogits(drafted[:, inside, k], (anchors + k)[inside], head=self.head.logits)
 
     def embedded(self, batch: Batch, anchors: Tensor) -> Tensor:
         """The target's embeddings (N, n, dim) of the tokens at image positions `anchors`."""

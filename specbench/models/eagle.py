@@ -285,7 +285,7 @@ class EagleTraining(Training):
         outputs = self.network.unroll(batch.hidden.to(self.dtype), batch.ids, batch.valid, depth)
         for j, out in enumerate(outputs):
             features = out[:, start + j :]
-            yield DraftLogits.after(1 + j, self.head.logits(features), features)
+            yield DraftLogits.after(1 + j, features, features, self.head.logits)
 
     def depth(self, unroll_steps: int) -> int:
         return unroll_steps

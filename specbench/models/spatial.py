@@ -105,7 +105,7 @@ class SpatialTraining(Training):
         for i in range(min(depth, len(self.network.heads))):
             ahead = i + 1 if i < right else (i + 1 - right) * target.width
             features = self.network(cells, [(i, slice(length - ahead))])
-            yield DraftLogits.after(ahead, self.head.logits(features), features)
+            yield DraftLogits.after(ahead, features, features, self.head.logits)
 
     def depth(self, unroll_steps: int) -> int:
         return len(self.network.heads)

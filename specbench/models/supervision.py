@@ -3,8 +3,9 @@ Every kind of network defines a `Training`, which drafts over such a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -73,17 +74,40 @@ def following_ids(model: Language, prefix: Prefix, tokens: Tensor) -> Tensor:
 
 @dataclass
 class DraftLogits:
-    """Logits (N, n, codes) of the tokens at image `positions` (n,) int64, and `features` (N, n, dim) if the drafter
-    also predicts hidden states."""
+    """The drafter's outputs for the tokens at image `positions` (n,) int64. outputs (N, n, ...): what `head` computes
+    logits from, or the logits without a head; features (N, n, dim): predicted hidden states, if the drafter has them.
+    """
 
-    logits: Tensor
+    outputs: Tensor
     positions: Tensor
     features: Tensor | None = None
+    head: Callable[[Tensor], Tensor] | None = None
 
     @classmethod
-    def after(cls, first: int, logits: Tensor, features: Tensor | None = None) -> DraftLogits:
+    def after(
+        cls,
+        first: int,
+        outputs: Tensor,
+        features: Tensor | None = None,
+        head: Callable[[Tensor], Tensor] | None = None,
+    ) -> DraftLogits:
         """For consecutive tokens from image position `first`."""
-        return cls(logits, torch.arange(first, first + logits.shape[1], device=logits.device), features)
+        return cls(outputs, torch.arange(first, first + outputs.shape[1], device=outputs.device), features, head)
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """Logits (N, n, codes)."""
+        return self.outputs if self.head is None else self.head(self.outputs)
+
+    def some(self, share: float, generator: torch.Generator | None) -> DraftLogits:
+        """A random share of the positions, at least one. Its logits take less time, if there is a head."""
+        n = len(self.positions)
+        if share == 1:
+            return self
+        order = torch.rand(n, generator=generator, device=self.positions.device).argsort()
+        chosen = order[: max(1, round(share * n))].sort().values
+        features = None if self.features is None else self.features[:, chosen]
+        return DraftLogits(self.outputs[:, chosen], self.positions[chosen], features, self.head)
 
 
 class Training:
@@ -123,4 +147,8 @@ class DraftModelTraining(Training):
         }
         network = self.network
         hidden = hidden_states(network, prefixed(network, replace(conditioning, **floats), drop), batch.tokens)
-        yield DraftLogits.after(0, self.head.codes(network.head(hidden[:, batch.valid.shape[1] - 1 :])))
+
+        def head(states: Tensor) -> Tensor:
+            return self.head.codes(network.head(states))
+
+        yield DraftLogits.after(0, hidden[:, batch.valid.shape[1] - 1 :], head=head)

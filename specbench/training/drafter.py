@@ -31,7 +31,8 @@ class LossTerms:
     noise on the target's hidden states, which makes the drafter robust to its own errors; cross, regression: weights of
     the cross-entropy and of the smooth L1 distance to the target's hidden states (EAGLE's two terms); unroll_steps:
     number of steps that an EAGLE drafter learns on its own outputs; decay: weight of an unroll step, or of a Medusa
-    head, relative to the previous one; labels: the cross-entropy is to the target's distribution, or to the token of
+    head, relative to the previous one; positions: share of an example's drafted positions, drawn anew in every step,
+    that the loss counts; labels: the cross-entropy is to the target's distribution, or to the token of
     the sequence.
     """
 
@@ -41,6 +42,7 @@ class LossTerms:
     regression: float = 0.5
     unroll_steps: int = 1
     decay: float = 0.8
+    positions: float = 1.0
     labels: str = "distribution"
 
 
@@ -99,7 +101,8 @@ def loss_of(
             shake = torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.float32)
             noisy = Batch(batch.tokens, like + (2 * shake - 1) * terms.noise, batch.ids, batch.valid, batch.given)
         total, statistics = torch.zeros((), device=free.device), dict[str, float]()
-        for j, drafted in enumerate(training.draft(noisy, training.depth(terms.unroll_steps), generator)):
+        for j, every in enumerate(training.draft(noisy, training.depth(terms.unroll_steps), generator)):
+            drafted = every.some(terms.positions, generator)
             target_hidden, probs, where = _target_outputs(batch, drafted, head, free, guidance)
             log_q = guidance.apply_guidance(drafted.logits).log_softmax(-1)
             if terms.labels == "distribution":

@@ -82,6 +82,14 @@ TABLE: dict[str, Parameter] = {
         low=0,
         high=1,
     ),
+    "positions": Parameter(
+        "number",
+        "share of an example's positions, drawn anew in every step, that the loss counts: with a large codebook, the"
+        " logits are most of the work",
+        low=0,
+        above=True,
+        high=1,
+    ),
     "freeze": Parameter("flag", "do not train the token table, which is the target's (EAGLE drafters)"),
     "objective": Parameter(
         "string",
@@ -112,7 +120,7 @@ _FREE = {"out": None, "examples": None, "images": None, "decode_batch": 16, "ten
 #: Arguments that do not affect the weights, and may change when a training is resumed.
 WHERE = ("out", "examples", "save_every", "tensorboard", "decode_batch")
 #: Arguments for drafters of discrete tokens only, and for drafters of continuous tokens only.
-_DISCRETE = "features noise cross regression unroll_steps decay freeze labels heads keep".split()
+_DISCRETE = "features noise cross regression unroll_steps decay positions freeze labels heads keep".split()
 _CONTINUOUS = ["objective"]
 
 
