@@ -107,7 +107,14 @@ class Rows:
         """The namespace of a page's marks."""
         functions = {f.__name__: f for f in (abs, all, any, len, max, min, sum, zip, get, pm, ends, apart)}
         queries = {f.__name__: f for f in (self.rows, self.one, self.pairs, self.curves, self.lines)}
-        constants = {"__builtins__": {}, "settings": (), "loads": json.loads, "exp": math.exp, "mean": fmean}
+        constants = {
+            "__builtins__": {},
+            "settings": (),
+            "loads": json.loads,
+            "exp": math.exp,
+            "erfc": math.erfc,
+            "mean": fmean,
+        }
         drawn = {name: partial(_drawn, self.plan, draw) for name, draw in doc_tables.DRAWN.items()}
         lines = {table: Lines(self, table) for table in catalog.TABLES}
         names = {**lines, **functions, **queries, **constants, **drawn, **doc_tables.WHOLE}

@@ -12,6 +12,8 @@ The functions in `WHOLE` other than `joined_table` read files and take no name: 
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -35,6 +37,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SAMPLING = ("cfg_scale", "temperature", "top_k", "top_p")
 #: From the worst one on.
 _VERDICTS = {"not lossless": "refuted", "undecided": "undecided", "lossless": "not refuted"}
+#: Of a published claim.
+_STATUSES = ("confirmed", "refuted", "not confirmed", "untested")
 Row = Mapping[str, str]
 #: Relative errors below this are rounding: of statistics that are sums of float32.
 _FLOAT32 = 1e-6
@@ -183,6 +187,29 @@ def table_of_variants() -> str:
     return markdown(body)
 
 
+def table_of_claims(page: Path = ROOT / "docs/claims.md") -> str:
+    """How many claims of each section of the page have which status: of each item, its first bold text."""
+    body, total = [["paper", "claims", *_STATUSES]], Counter[str]()
+    for section in re.split("(?m)^## ", page.read_text(encoding="utf-8"))[1:]:
+        counts = Counter[str]()
+        for claim in re.findall(r"(?ms)^- .*?(?=^- |^\n|\Z)", section):
+            status = re.search(rf"\*\*({'|'.join(_STATUSES)})(?: in kind)?\*\*( \(weak\))?", claim)
+            if status is None:
+                raise UsageError(f"{page.name}: a claim without a status: {' '.join(claim.split())[:60]}")
+            counts += Counter(claims=1, **{status[1]: 1, f"{status[1]}, weak": int(bool(status[2]))})
+        if counts:
+            body.append([re.sub(r" \([^)]*\)", "", section.partition("\n")[0]), *_counted(counts)])
+        total += counts
+    return markdown([*body, ["**all**", *_counted(total)]])
+
+
+def _counted(counts: Mapping[str, int]) -> list[str]:
+    """The number of claims, and of each status, with its number of weak ones."""
+    weak = {name: counts.get(f"{name}, weak") for name in _STATUSES}
+    cells = (f"{counts.get(name, 0)}" + (f" ({weak[name]} weak)" if weak[name] else "") for name in _STATUSES)
+    return [f"{counts['claims']}", *cells]
+
+
 def table_of_rehearsals() -> str:
     """The latest rehearsals at official size."""
     rows = {(row["model"], row["stage"]): row for row in _read("rehearsal") if row["scale"] == "full"}
@@ -301,6 +328,7 @@ WHOLE = {
     for draw in (
         table_of_audit,
         table_of_variants,
+        table_of_claims,
         table_of_settings,
         table_of_rehearsals,
         table_of_gpu_steps,

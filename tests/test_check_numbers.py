@@ -8,9 +8,11 @@ from typing import Any
 import check_numbers
 import doc_tables
 import pytest
+import yaml
 from check_numbers import Rows, as_printed, check
 
 from specbench.config import configuration
+from specbench.errors import UsageError
 from specbench.harness.planned import PlannedRun
 from specbench.tables import matched
 from specbench.tables.catalog import TABLES
@@ -152,6 +154,33 @@ def test_a_joined_table_has_a_dash_for_a_line_that_the_other_table_does_not_have
     other = doc_tables.markdown([["method", "latency", "speed-up (×)"], ["SJD", "0.63", "1.26 ± 0.08"]])
     joined = [["method", "steps", "on a CPU (×)"], ["vanilla", "256", "—"], ["SJD", "88.1 ± 0.6", "1.26 ± 0.08"]]
     assert doc_tables.joined_table(first, {"on a CPU (×)": other}) == doc_tables.markdown(joined)
+
+
+def test_claims_are_counted_by_their_first_status(tmp_path: Path) -> None:
+    page = tmp_path / "claims.md"
+    head = "# Claims\n\n- **confirmed**: what it means.\n\n## A (1; paper) and B (2)\n\n"
+    first = "- It is fast.<br>\n  **confirmed in kind** (weak), but **refuted** for two.<br>\n  `-`\n"
+    page.write_text(f"{head}{first}- It is good.<br>\n  **not confirmed**.\n\n## Others\n\nNone.\n")
+    drawn = [["A and B", "2", "1 (1 weak)", "0", "1", "0"], ["**all**", "2", "1 (1 weak)", "0", "1", "0"]]
+    columns = ["paper", "claims", "confirmed", "refuted", "not confirmed", "untested"]
+    assert doc_tables.table_of_claims(page) == doc_tables.markdown([columns, *drawn])
+    page.write_text(f"{head}- It is **fast**.\n")
+    with pytest.raises(UsageError, match="without a status: - It is"):
+        doc_tables.table_of_claims(page)
+
+
+def test_a_status_that_the_rows_no_longer_support_is_reported(rows: Rows) -> None:
+    """31 ± 0.3 and 105 ± 0.4 differ clearly, 1 ± 0.3 and 2 ± 0.4 weakly, and 1 ± 0.3 and 1.5 ± 0.4 not."""
+    (rows.results / "pair.csv").write_text("x,x_stderr\n31,0.3\n105,0.4\n1,0.3\n2,0.4\n1.5,0.4\n")
+    names = ("z", "rises", "rises_weakly", "falls", "falls_weakly", "undecided")
+    shared = yaml.safe_load((check_numbers.ROOT / "results/numbers.yaml").read_text(encoding="utf-8"))["names"]
+    rows.defined = {name: shared[name] for name in names}
+    pairs = {"rises": (31, 105), "falls": (105, 31), "rises_weakly": (1, 2), "falls_weakly": (2, 1)}
+    pairs["undecided"] = (1, 1.5)
+    for name in pairs:
+        for holds, (left, right) in pairs.items():
+            says = f"{name}('x', one('pair', x={left}), one('pair', x={right}))[2]"
+            assert (said(f"It is so<!--= {says} -->.", rows) == []) == (name == holds)
 
 
 @pytest.mark.usefixtures("field")

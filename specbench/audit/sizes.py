@@ -61,8 +61,8 @@ _WINDOWS: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
 }
 
 
-#: How CSpD is audited, in addition to its own draft of 8 tokens, on models of 3 to 5 tokens: its other exact criterion,
-#: and the parameters that its drafts and densities depend on.
+#: How CSpD is audited, in addition to the preset's draft of 8 tokens, on models of 3 to 5 tokens: its other exact
+#: criterion, and the parameters that its drafts and densities depend on.
 _DENSITIES: dict[str, tuple[tuple[str, ...], ...]] = {
     "d1t4": (("gamma=2",), ("gamma=2", "criterion=exact")),
     "d1t5": (("gamma=2", "prefill=0.4"), ("gamma=3", "criterion=exact")),
