@@ -55,10 +55,10 @@ def load(*words):
     return data.load(configuration.compose(["model=mar_scenes", *words]))
 
 
-def read_right(images, labels):
-    """Whether the committed reader reads the labels correctly from images (N, 64, 64, 3): (N, 14), NaN where no label
-    exists."""
-    reader = ev.load(registry.ASSETS / "scenes_reader.safetensors", ev.AttributeReader, torch.device("cpu"))
+def read_right(images, labels, world="scenes"):
+    """Whether the committed reader reads the labels correctly from images (N, 64, 64, 3): (N, attributes), NaN where
+    no label exists."""
+    reader = ev.load(registry.ASSETS / f"{world}_reader.safetensors", ev.AttributeReader, torch.device("cpu"))
     with torch.inference_mode():
         return ev.read_right(reader(to_float(images)), torch.tensor(labels))
 
