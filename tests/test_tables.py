@@ -240,6 +240,17 @@ def test_a_line_needs_a_drafter_that_was_trained_for_the_model() -> None:
     assert not table.no_run(guided, "llamagen_xl")  # whose drafters come from a folder
 
 
+def test_another_world_has_its_own_prompts_and_its_metrics_of_the_same_names() -> None:
+    table = TABLES["field"]
+    values = [
+        definitions.named(table.overrides(table.lines[0], model) or ())
+        for model in ("llamagen_scenes", "llamagen_textures", "llamagen_xl")
+    ]
+    assert [v.get("data") for v in values] == ["scenes_geneval", None, None]
+    metrics = ["[scenes_geneval,scenes_reward,scenes_clip]", "[textures_reward,textures_clip]", None]
+    assert [v.get("metrics") for v in values] == metrics
+
+
 def test_a_line_may_have_its_own_model() -> None:
     table = TABLES["field_orders"]
     lines = {line.key: line for line in table.lines}

@@ -286,18 +286,29 @@ def as_overrides(values: Mapping[str, str]) -> list[str]:
 
 
 def of_world(model: str, values: Mapping[str, str]) -> dict[str, str]:
-    """Parameters without prompts and metrics of another embedded world than the model's. A real model uses its own
-    defaults instead."""
-    worlds = (None, parameters.world("model", model))
+    """Parameters for a model: prompts of another embedded world are left out, so that the model's own defaults count.
+    Metrics of another world become the model's own metrics of the same name, or are left out if it has none."""
+    world = parameters.world("model", model)
+    fitting = dict(values)
+    if "data" in values and parameters.world("data", values["data"]) not in (None, world):
+        del fitting["data"]
+    if "metrics" in values:
+        names = values["metrics"].strip("[]").split(",")
+        own = [_of_world(name, world) for name in names]
+        if own != names:
+            fitting["metrics"] = f"[{','.join(filter(None, own))}]"
+            if not any(own):
+                del fitting["metrics"]
+    return fitting
 
-    def fits(name: str, value: str) -> bool:
-        if name == "data":
-            return parameters.world(name, value) in worlds
-        sets = value.strip("[]").split(",") if name == "metrics" else ()
-        metrics = (metric for name_or_set in sets for metric in parameters.declared(name, name_or_set))
-        return all(parameters.world(name, metric) in worlds for metric in metrics)
 
-    return {name: value for name, value in values.items() if fits(name, value)}
+def _of_world(name: str, world: str | None) -> str:
+    """A metric, or set of metrics, for a model of this world; "" if it has none of the name."""
+    other = {parameters.world("metrics", metric) for metric in parameters.declared("metrics", name)} - {None, world}
+    if not other:
+        return name
+    own = f"{world}{name.removeprefix(str(other.pop()))}" if world else ""
+    return own if own in parameters.choices("metrics") else ""
 
 
 def row_column(key: str, label: str = "", decimals: int | None = None, **more: Any) -> Column:
