@@ -31,7 +31,7 @@ class LossTerms:
     noise on the target's hidden states, which makes the drafter robust to its own errors; cross, regression: weights of
     the cross-entropy and of the smooth L1 distance to the target's hidden states (EAGLE's two terms); unroll_steps:
     number of steps that an EAGLE drafter learns on its own outputs; decay: weight of an unroll step, or of a Medusa
-    head, relative to the previous one; positions: share of an example's drafted positions, drawn anew in every step,
+    head, relative to the previous one; positions: share of an example's drafted positions, other ones in every step,
     that the loss counts; labels: the cross-entropy is to the target's distribution, or to the token of
     the sequence.
     """

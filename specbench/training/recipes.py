@@ -84,7 +84,7 @@ TABLE: dict[str, Parameter] = {
     ),
     "positions": Parameter(
         "number",
-        "share of an example's positions, drawn anew in every step, that the loss counts: with a large codebook, the"
+        "share of an example's positions, other ones in every step, that the loss counts: with a large codebook, the"
         " logits are most of the work",
         low=0,
         above=True,
