@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import cache
 
 import numpy as np
@@ -16,9 +18,7 @@ from specbench.models.pixels import to_float
 
 COUNT, SOME, FEW = 8, 4, 2
 TEXTURES = "model=llamagen_textures"
-CAPTIONS = {
-    name: [worlds.world(name).sample("validation", i).caption for i in range(COUNT)] for name in worlds.NAMES
-}
+CAPTIONS = {name: [worlds.world(name).sample("validation", i).caption for i in range(COUNT)] for name in worlds.NAMES}
 
 
 @cache
@@ -180,3 +180,17 @@ def test_target_and_drafter_reach_their_statistics(world, model, loss, top1, tv)
     assert reached["loss"] < loss  # as its card says, and far below the 6.2 and 9.0 nats of equal codes
     assert top1[0] < reached["top1_probability"] < top1[1]
     assert tv[0] < statistics["tv"] < tv[1]
+
+
+def test_a_model_is_loaded_without_torchs_compiler():
+    """Its import takes seconds. A tensor operation on the meta device, where models are built, would cause it."""
+    code = (
+        "import sys\n"
+        "from specbench.config.configuration import compose\n"
+        "from specbench.harness.pipeline import Pipeline\n"
+        "for model in ('llamagen_scenes', 'mar_scenes', 'arpg_scenes'):\n"
+        "    Pipeline.load(compose([f'model={model}', 'method=vanilla']))\n"
+        "print('torch._dynamo' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

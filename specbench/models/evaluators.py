@@ -92,7 +92,8 @@ class _SlotTrunk(nn.Module):
         self.squeeze = nn.Conv2d(c, 16, 1)
         self.scene = nn.Sequential(nn.Linear(16 * 64 + 2 * c, dim), nn.ReLU(inplace=True))
         self.from_fine, self.from_coarse = nn.Conv2d(b, dim, 1), nn.Conv2d(c, dim, 1)
-        self.positions = nn.Parameter(0.02 * torch.randn(256, dim))
+        self.positions = nn.Parameter(torch.empty(256, dim))
+        nn.init.normal_(self.positions, std=0.02)
         self.query = nn.Linear(dim, slots * dim)
         self.slot = nn.Sequential(nn.Linear(2 * dim, dim), nn.ReLU(inplace=True))
 

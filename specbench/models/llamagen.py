@@ -61,7 +61,8 @@ class CaptionEmbedder(nn.Module):
     def __init__(self, caption_dim: int, dim: int, tokens: int) -> None:
         super().__init__()
         self.cap_proj = CaptionMLP(caption_dim, dim)
-        self.uncond_embedding = nn.Parameter(torch.randn(tokens, caption_dim) / caption_dim**0.5)
+        self.uncond_embedding = nn.Parameter(torch.empty(tokens, caption_dim))
+        nn.init.normal_(self.uncond_embedding, std=caption_dim**-0.5)
 
 
 class LabelEmbedder(nn.Module):

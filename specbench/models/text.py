@@ -38,8 +38,10 @@ class TextEncoder(nn.Module):
         self.cfg = cfg
         self.ids = {w: i + 2 for i, w in enumerate(cfg.vocabulary)}
         self.words = nn.Embedding(len(cfg.vocabulary) + 2, cfg.dim)
-        self.positions = nn.Parameter(0.02 * torch.randn(cfg.max_words, cfg.dim))
-        self.queries = nn.Parameter(0.02 * torch.randn(cfg.tokens, cfg.dim))
+        self.positions = nn.Parameter(torch.empty(cfg.max_words, cfg.dim))
+        nn.init.normal_(self.positions, std=0.02)
+        self.queries = nn.Parameter(torch.empty(cfg.tokens, cfg.dim))
+        nn.init.normal_(self.queries, std=0.02)
         layer = nn.TransformerEncoderLayer(
             cfg.dim, cfg.heads, 4 * cfg.dim, 0.0, "gelu", batch_first=True, norm_first=True
         )

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from specbench.config import missing_weights, parameters, registry
 from specbench.errors import UsageError, steps
 from specbench.models.language import Language
-from specbench.models.loading import checkpoints
+from specbench.models.loading import checkpoints, official
 from specbench.models.loading.drafters import Drafters
 from specbench.models.vq import VQConfig, VQModel
 from specbench.storage.reading import made
@@ -88,7 +88,7 @@ class Bundle:
     def random(self, build: Callable[[], M], seed: int, dtype: torch.dtype) -> M:
         """A module with random weights of unit gain, created on its device: the host never stores it twice. Tensors
         that `build` received, such as the ids of an image's tokens, keep their values."""
-        with torch.device("meta"):
+        with official.shapes_only():
             module = build().to(dtype)
         if self.device.type == "meta":  # only the shapes are needed
             return module.eval().requires_grad_(False)

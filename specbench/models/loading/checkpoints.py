@@ -96,7 +96,7 @@ def load(
         cfg = config(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
         if any(isinstance(v, int) and abs(v) > most for v in values.values()):
             raise ValueError("a size is larger than the file")
-        with torch.device("meta"):
+        with official.shapes_only():
             built = module(cfg)
     except Exception as e:  # an invalid network raises many types of exceptions
         raise UsageError(

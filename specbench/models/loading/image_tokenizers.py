@@ -47,7 +47,7 @@ def _taming(name: str, last: int | None = None) -> str:
 
 def llamagen_table(cfg: VQConfig) -> Table:
     """The table of `vq_ds*.pt` (under the key "model"): the names are the same."""
-    with torch.device("meta"):
+    with official.shapes_only():
         return official.own_names(Autoencoder(cfg))
 
 
@@ -154,7 +154,7 @@ def emu3_vision(cfg: Emu3VQVAEConfig, names: Container[str]) -> Emu3Vision:
 def emu3_layout(cfg: Emu3VQVAEConfig, names: Container[str]) -> Layout:
     """The table and the ignored names, from the names in a file: of Emu3-VisionTokenizer, or of transformers, alone or
     in a complete Emu3 (whose other tensors are ignored). If neither fits, the official names."""
-    with torch.device("meta"):
+    with official.shapes_only():
         own_names = [name.removeprefix("vq.") for name in Emu3Vision(cfg).state_dict()]
     prefix = _prefix(names)
     if prefix is None:
@@ -233,7 +233,7 @@ def load_cosmos(published: CosmosConfig, folder: Path, device: torch.device) -> 
     cfg = cosmos_sized(published, {name: info.shape for name, info in encoder.tensors.items()}, str(encoder.path))
 
     def half(build: Callable[[CosmosConfig], M], source: CheckpointSource) -> M:
-        with torch.device("meta"):
+        with official.shapes_only():
             table = cosmos_table(build(cfg).state_dict())
         return official.load(lambda: build(cfg), source, table, device, torch.float32, COSMOS_IGNORED)
 

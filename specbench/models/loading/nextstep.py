@@ -81,7 +81,7 @@ def nextstep_prompt(text: list[int], negative: list[int], grid: list[int], ids: 
 
 def table(cfg: NextStepConfig) -> Table:
     """transformers' names without a prefix for the Transformer's tensors, the same names for all others."""
-    with torch.device("meta"):
+    with official.shapes_only():
         same_names = official.own_names(NextStep(cfg))
     language = hugging_face(cfg.n_layer, cfg.block, prefix="")
     del language["lm_head.weight"]

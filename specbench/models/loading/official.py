@@ -15,6 +15,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from tqdm import tqdm
 
 from specbench.errors import UsageError
@@ -270,6 +272,26 @@ def check(
             raise UsageError(f"{source.tensors[name].file}: tensor '{name}' {sentence}{_and_more(wrong)}; {remedy}")
 
 
+class _Uninitialised(TorchFunctionMode):
+    """Does not initialise weights. On the meta device, that has no effect, and takes seconds: PyTorch imports its
+    compiler for it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            tensor = args[0] if args else kwargs["tensor"]
+            if tensor.is_meta:
+                return tensor
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def shapes_only() -> Iterator[None]:
+    """Modules that are built here have shapes, but neither storage nor values."""
+    with torch.device("meta"), _Uninitialised():
+        yield
+
+
 def load(
     build: Callable[[], Module],
     source: CheckpointSource,
@@ -286,7 +308,7 @@ def load(
     `check`, and UsageError for a value that is not finite, or that `dtype` cannot represent.
     """
     start = time.perf_counter()
-    with torch.device("meta"):
+    with shapes_only():
         module = build()
     check(module, source, table, ignored)
     parameters = module.state_dict(keep_vars=True)
@@ -317,7 +339,7 @@ def load_by_name(
     ignored: Sequence[str] = (),
 ) -> Module:
     """Like `load`, for a file whose tensors have the module's names."""
-    with torch.device("meta"):
+    with shapes_only():
         table = own_names(build())
     return load(build, source, table, device, dtype, ignored)
 

@@ -94,7 +94,7 @@ class T5Features:
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             cfg = T5Config.from_dict(official.config(folder))
-            with torch.device("meta"):
+            with official.shapes_only():
                 names = T5EncoderModel(cfg).state_dict()
         except UsageError:
             raise
