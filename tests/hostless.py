@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 from reachable import tensors
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+from specbench.decoding import emitted
 
 
 @contextmanager
 def numbers_unknown(*roots: Any) -> Iterator[None]:
     """In the block, the tensors of some objects have shapes, but no values: reading a value, or a shape that depends
-    on one, raises DataDependentOutputException or DynamicOutputShapeException."""
+    on one, raises DataDependentOutputException or DynamicOutputShapeException. Statistics are those of a GPU."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     slots = [slot for root in roots for slot in tensors(root).values()]
     for slot, tensor in slots:
         slot.put(mode.from_tensor(tensor))
     try:
-        with mode:
+        with mode, mock.patch.object(emitted, "_VISITED_ONLY", ()):
             yield
     finally:
         for slot, tensor in slots:

@@ -201,8 +201,9 @@ def test_shapes_fit_together_and_the_defaults_are_the_trained_ones():
     assert size["kl"] < 2e6
     assert 4e6 < size["mar"] < 6e6
     assert size["mar_draft"] < size["mar"] / 4
-    others = sum(p.stat().st_size for p in registry.ASSETS.glob("*.safetensors") if p.stem[7:] not in size)
+    others = sum(p.stat().st_size for p in registry.ASSETS.glob("scenes_*.safetensors") if p.stem[7:] not in size)
     assert others + 2 * sum(size.values()) < 64e6
+    assert sum(p.stat().st_size for p in registry.ASSETS.glob("textures_*.safetensors")) < 25e6
 
 
 def test_the_committed_pair_draws_its_classes_in_fewer_passes():

@@ -78,6 +78,7 @@ NOT_RUN = {
     "specbench collect": "the same",
     "specbench tables verification_gain": "decodes for an hour",
     "specbench tables coolsd_table1 --model": WEIGHTS,
+    "specbench tables windows --model llamagen_textures": "decodes for half an hour",
     "vllm serve": "needs a GPU",
     "python docs/optuna_example.py": "needs Optuna, and decodes for an hour",
     "specbench run method=cool_sd delta=1.1 n=16 log=tensorboard": "needs TensorBoard; test_trackers has a stub",

@@ -14,7 +14,7 @@ from specbench import metrics
 from specbench.compare.paired import by_influence, paired, pairs_needed
 from specbench.config import parameters
 from specbench.config.registry import ASSETS
-from specbench.data import Item, scenes
+from specbench.data import Item, scenes, worlds
 from specbench.errors import UsageError
 from specbench.metrics import features, inception
 from specbench.metrics.scenes import ScenesFID
@@ -49,7 +49,7 @@ def test_metrics_declare_the_features_of_their_networks(monkeypatch: pytest.Monk
     classifier = ev.load(ASSETS / "scenes_classifier.safetensors", ev.Classifier)
     assert declared == {
         **{name: {"inception-v3": inception.FEATURES} for name in inceptions},
-        "scenes_fid": {"scenes-classifier": classifier.num_features},
+        **{f"{world}_fid": {f"{world}-classifier": classifier.num_features} for world in worlds.NAMES},
         "fd_dinov2": {"dinov2-vit-l-14": features.DINO_FEATURES},
     }
     context = metrics.ScoringContext(ASSETS, ASSETS)

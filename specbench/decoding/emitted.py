@@ -42,6 +42,8 @@ from specbench.engine.ops import sum_last, take
 _EXACT = 64
 #: The most entries of a tensor (rows, nodes, draws, V).
 _AT_ONCE = 1 << 22
+#: Devices on which only the visited nodes are computed. On others, a step may be recorded, and so has a fixed number.
+_VISITED_ONLY = ("cpu",)
 #: Masses up to this may be float32 rounding errors; the largest ratio ignores them.
 _ROUNDING = 1e-6
 
@@ -227,10 +229,9 @@ def _groups(tree: Tree) -> Iterator[tuple[slice, int]]:
 
 def _on_path(length: Tensor, depths: slice) -> tuple[Tensor, Tensor]:
     """The rows and the depths (N,) of the visited nodes at these depths: the root and the accepted nodes, whose number
-    in a row is `length` (B,). On a GPU those after the end of a path, too, because a recorded step has a fixed number
-    of them."""
+    in a row is `length` (B,). Those after the end of a path, too, on devices that are not `_VISITED_ONLY`."""
     depth = torch.arange(depths.start, depths.stop, device=length.device)
-    visited = depth <= length[:, None] if length.device.type == "cpu" else None
+    visited = depth <= length[:, None] if length.device.type in _VISITED_ONLY else None
     rows, columns = torch.meshgrid(torch.arange(len(length), device=length.device), depth, indexing="ij")
     return (rows.flatten(), columns.flatten()) if visited is None else (rows[visited], columns[visited])
 
