@@ -30,6 +30,7 @@ Marks can use every table by its name, with its lines (`field['sjd'].steps`, see
     one(NAME, column=value, ...)     the only such row: `one('drafters').n`
     lines('TABLE.MODEL')             the lines of a table with another model than its own; the name is also taken by
                                      `pairs`, `curves` and drawn tables
+    card(STAGE)                      a stage's statistics in results/embedded_models.md
     get(LINE, Y, ...)                values of a line or of a row; '-steps' is the value with the other sign
     pm(LINE, Y)                      a value and its standard error
     ends(VALUES)                     the least and the largest
@@ -106,7 +107,7 @@ class Rows:
     def names(self) -> dict[str, Any]:
         """The namespace of a page's marks."""
         functions = {f.__name__: f for f in (abs, all, any, len, max, min, sum, zip, get, pm, ends, apart)}
-        queries = {f.__name__: f for f in (self.rows, self.one, self.pairs, self.curves, self.lines)}
+        queries = {f.__name__: f for f in (self.rows, self.one, self.pairs, self.curves, self.lines, self.card)}
         constants = {
             "__builtins__": {},
             "settings": (),
@@ -182,6 +183,13 @@ class Rows:
 
     def lines(self, table: str) -> Lines:
         return Lines(self, table)
+
+    def card(self, stage: str) -> SimpleNamespace:
+        text = (self.results / "embedded_models.md").read_text(encoding="utf-8")
+        if (row := re.search(rf"^\| {re.escape(stage)} \| (.+) \|$", text, re.M)) is None:
+            raise UsageError(f"results/embedded_models.md has no stage {stage}")
+        pairs = (pair.split(" ") for pair in row[1].split(", "))
+        return SimpleNamespace(**{name: float(value) for name, value in pairs})
 
 
 class Lines:

@@ -89,6 +89,16 @@ def test_a_tables_file_has_rows_of_other_models_by_name(tmp_path: Path) -> None:
     assert "has no row" in reported
 
 
+def test_statistics_of_the_model_card(tmp_path: Path) -> None:
+    (tmp_path / "embedded_models.md").write_text("| target | loss 2.29, top1_probability 0.3349 |\n")
+    rows = Rows(tmp_path)
+    assert said("0.335<!--= card('target').top1_probability --> of 1.", rows) == [
+        "d.md:1: 1 has no row: put a mark after it"
+    ]
+    [reported] = said("0.3<!--= card('nothing').loss -->", rows)
+    assert "has no stage nothing" in reported
+
+
 def test_the_interval_between_two_lines(rows: Rows) -> None:
     """By hand: 3 ± 0.3 and 3.5 ± 0.4 differ by 0.5, with a standard error of 0.5."""
     (rows.results / "pair.csv").write_text("x,x_stderr\n3,0.3\n3.5,0.4\n")
