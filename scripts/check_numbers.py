@@ -26,7 +26,7 @@ with a number, except numbers in code, links, dates and names. numbers.yaml also
 Marks can use every table by its name, with its lines (`field['sjd'].steps`, see `Rows.names`), and:
 
     rows(NAME, column=value, ...)    the rows of results/NAME.csv (or of published/NAME) as a DataFrame; of a table's
-                                     file, only its own models' rows, and with 'TABLE.MODEL' those of another model
+                                     file, only its own models' rows, or with 'TABLE.MODEL' another model's rows
     one(NAME, column=value, ...)     the only such row: `one('drafters').n`
     lines('TABLE.MODEL')             the lines of a table with another model than its own; the name is also taken by
                                      `pairs`, `curves` and drawn tables

@@ -16,7 +16,7 @@ from specbench.decoding import emitted
 @contextmanager
 def numbers_unknown(*roots: Any) -> Iterator[None]:
     """In the block, the tensors of some objects have shapes, but no values: reading a value, or a shape that depends
-    on one, raises DataDependentOutputException or DynamicOutputShapeException. Statistics are those of a GPU."""
+    on one, raises DataDependentOutputException or DynamicOutputShapeException. Statistics are computed as on a GPU."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     slots = [slot for root in roots for slot in tensors(root).values()]
     for slot, tensor in slots:

@@ -30,7 +30,7 @@ from specbench.decoding.verify import TokenWise
 from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
 from specbench.models import eagle
-from specbench.models.supervision import TargetHead
+from specbench.models.supervision import DraftLogits, TargetHead
 from specbench.training import command, recipes, trainer
 from specbench.training.dataset import LiveDataset
 from tools.scenes import __main__ as train_scenes
@@ -84,6 +84,27 @@ def test_training_uses_the_drafted_distributions(family, aux_hidden_layers, laye
 
 
 @torch.inference_mode()
+def test_a_share_of_the_positions_has_the_logits_of_all():
+    """Their logits are the same, and no others are computed."""
+    outputs, table = torch.randn(2, 9, 5), torch.randn(5, 7)
+    computed = []
+
+    def head(states):
+        computed.append(states.shape[1])
+        return states @ table
+
+    every = DraftLogits.after(1, outputs, outputs, head)
+    few = every.some(0.4, torch.Generator().manual_seed(0))
+    assert few.positions.tolist() == sorted({*few.positions.tolist()})
+    torch.testing.assert_close(few.logits, every.logits[:, few.positions - 1])
+    assert computed[0] == len(few.positions) == 4  # of 9
+    assert torch.equal(few.features, outputs[:, few.positions - 1])
+    others = every.some(0.4, torch.Generator().manual_seed(1)).positions
+    assert others.tolist() != few.positions.tolist()
+    assert every.some(1, None) is every
+    assert len(every.some(0.01, None).positions) == 1
+
+
 def test_training_and_decoding_treat_padding_equally():
     """LlamaGen's drafters read hidden states of padding. They equal a session's (LANTERN's mask)."""
     cfg = recipes.plan(["drafter=eagle", "model=llamagen_xl", "weights=random", "reduced=true"]).cfg

@@ -27,13 +27,13 @@ def check(cfg: Mapping[str, Any]) -> None:
     else:
         target, drafter = ([path.name for path in group if not path.is_file()] for group in registry.weight_files(cfg))
         if target or drafter:
-            world, networks = registry.world_of(cfg), registry.drafter_networks()
+            world, network = registry.world_of(cfg), registry.drafter_network(cfg["drafter"])
             ways = [f"run `make train-{world}` in a clone"]
-            if not target:
-                here = [name for name, network in networks.items() if network.path("embedded", world).is_file()]
-                needed = next(name for name in networks if networks[name] == registry.drafter_network(cfg["drafter"]))
+            if not target and network and (train := registry.training(model, network.folder)):
+                networks = registry.drafter_networks().items()
+                here = [name for name, other in networks if other.path("embedded", world).is_file()]
                 ways = [f"use a drafter that it has ({', '.join(here)})"] if here else []
-                ways += [f"`specbench train drafter={needed} model={model}`, then drafter_weights=DIR with its result"]
+                ways += [f"`{train}`, then drafter_weights=DIR with its result"]
             ways += ["weights=DIR with a folder that has them", "weights=random"]
             raise UsageError(f"{folder} has no {', '.join([*target, *drafter])}: {steps(*ways)}")
 

@@ -47,7 +47,7 @@ _GLM: dict[str, Any] = {"norms": "both", "qkv_bias": True, "rope_base": 10000.0,
 class Vocabulary:
     """Ids of tokens. The first `codes` ids are codes; the head has the first `outputs` ids, which include `end`, the id
     after an image; ids from there to `text` are text; the input table has `size` ids. The other ids are special: a
-    tokenizer, if any, gives those of a prompt by their names."""
+    tokenizer, if any, gives the special ids of a prompt by their names."""
 
     codes: int = CODES
     outputs: int = 16512
