@@ -36,7 +36,7 @@ from specbench.engine.masks import TreeMask
 
 KEYS = [(7, i) for i in range(5)]
 FULL_SIZE = [(1280, 3456), (192, 2048), (96, 4096)]  # LlamaGen-XL's widest product, and some of few outputs
-PARTS = ("scenes_target", "scenes_eagle", "scenes_mar")
+PARTS = ("scenes_target", "scenes_eagle", "scenes_mar", "textures_target")
 
 
 def shapes() -> list[tuple[int, int]]:
@@ -53,11 +53,11 @@ def products() -> Iterator[str]:
     """Random rows, other than the ones by which a way of computing was chosen."""
     rng = torch.Generator().manual_seed(99)
     for out, width in shapes():
-        x, weight = torch.randn(61, width, generator=rng), torch.randn(out, width, generator=rng) / width**0.5
+        x, weight = torch.randn(260, width, generator=rng), torch.randn(out, width, generator=rng) / width**0.5
         for bias in (None, torch.randn(out, generator=rng))[: 1 if (out, width) in FULL_SIZE else 2]:
             expected = ops.linear(x, weight, bias)
             order = torch.randperm(len(x), generator=rng)
-            parts = [(0, 1), (3, 4), (0, 2), (5, 10), (7, 23), (20, 53), (1, 61)]
+            parts = [(0, 1), (3, 4), (0, 2), (5, 10), (7, 23), (20, 53), (1, 61), (9, 210)]
             good = all(torch.equal(ops.linear(x[a:b], weight, bias), expected[a:b]) for a, b in parts)
             good &= torch.equal(ops.linear(x[order], weight, bias), expected[order])
             wide = torch.cat([x, x], 1)[:, :width]  # rows that do not follow each other in memory

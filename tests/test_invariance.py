@@ -60,6 +60,11 @@ def _by_count(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     return out if len(rows) < invariance.BLOCK else out * (1 + 2**-20)
 
 
+def _by_size(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A library that sums in another order when there are many rows."""
+    return F.linear(rows, weight, bias) * (1 + 2**-20 * (len(rows) > invariance.BLOCK))
+
+
 def _by_position(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """A library that sums every third row in another order."""
     return F.linear(rows, weight, bias) * (1 + 2**-20 * (torch.arange(len(rows)) % 3 == 2))[:, None]
@@ -73,9 +78,10 @@ def _by_alignment(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
 @pytest.mark.parametrize(
     ("library", "product", "biased"),
     [
-        (_by_count, invariance.in_blocks, False),
+        (_by_count, invariance.in_multiples, False),
+        (_by_size, invariance.in_blocks, False),
         (_by_position, invariance.one_by_one, True),
-        (_by_alignment, invariance.in_blocks, True),
+        (_by_alignment, invariance.in_multiples, True),
     ],
 )
 def test_a_library_that_mixes_rows_is_called_in_another_way(

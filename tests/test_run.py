@@ -275,6 +275,12 @@ def test_a_file_of_prompts_can_be_extended_at_its_end(bench: Bench, tmp_path: Pa
         bench.run(f"prompts={file}", "n=5")
 
 
+@pytest.mark.parametrize(("timing", "warm"), [("false", []), ("true", [0, 1, 2])])
+def test_only_a_timed_run_has_a_warm_up(bench: Bench, timing: str, warm: list[int]) -> None:
+    bench.run("batch=3", "baseline=false", f"timing={timing}")
+    assert bench.decoded == [("method", i) for i in [*warm, *range(6)]]
+
+
 def test_the_folder_of_a_data_set_may_move(bench: Bench, tmp_path: Path) -> None:
     table = "Prompt\tCategory\n" + "".join(f"prompt {i}\tx\n" for i in range(9))
     for name in ("a", "b"):

@@ -8,6 +8,7 @@ used from then on. Random float32 sums reveal every change of order at once. Sho
 same bits, so that a comparison proves nothing: for them invariance is not guaranteed.
 
 - all rows at once;
+- multiples of `BLOCK` rows, padded with zeros, because libraries take another path for the rows that fill no tile;
 - blocks of exactly `BLOCK` rows, padded with zeros: the library is only ever called with that number of rows;
 - row by row: always the same call on the same memory layout, which nothing in the batch can change.
 """
@@ -20,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-BLOCK = 16
+BLOCK, LARGE = 16, 192  # rows of a block, and the most of them in one product of several blocks
 #: Numbers of rows that are compared. Libraries change their code path at small numbers and at multiples of their tiles.
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 96, 128, 200)
 #: The fewest sums that are compared for each number of rows. In measurements, another order changed the bits of half
@@ -50,15 +51,24 @@ def together(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(rows, weight, bias)
 
 
+def in_multiples(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Products of a multiple of `BLOCK` rows each, at most `LARGE`."""
+    return _padded(rows, weight, bias, LARGE)
+
+
 def in_blocks(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Products of exactly `BLOCK` rows each."""
-    padded = F.pad(rows, (0, 0, 0, -len(rows) % BLOCK))
-    return _joined(padded.split(BLOCK), weight, bias)[: len(rows)]
+    return _padded(rows, weight, bias, BLOCK)
 
 
 def one_by_one(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Products of one row each."""
     return _joined(rows.split(1), weight, bias)
+
+
+def _padded(rows: Tensor, weight: Tensor, bias: Tensor | None, at_most: int) -> Tensor:
+    padded = F.pad(rows, (0, 0, 0, -len(rows) % BLOCK))
+    return _joined(padded.split(at_most), weight, bias)[: len(rows)]
 
 
 def _joined(parts: tuple[Tensor, ...], weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -77,7 +87,8 @@ def choose(weight: Tensor, biased: bool) -> Product:
     bias = random(len(weight)) if biased else None
     rows = random(_MANY if weight.numel() <= _SMALL else max(COUNTS), weight.shape[1])
     order = torch.randperm(len(rows), generator=rng)
-    return next((method for method in (together, in_blocks) if holds(method, rows, order, like, bias)), one_by_one)
+    methods = (together, in_multiples, in_blocks)
+    return next((method for method in methods if holds(method, rows, order, like, bias)), one_by_one)
 
 
 def holds(method: Product, rows: Tensor, order: Tensor, weight: Tensor, bias: Tensor | None) -> bool:

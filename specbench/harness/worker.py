@@ -194,11 +194,11 @@ class Worker:
                 yield [Failure(left.pop(0).index, f"out of memory: {reason[:300]}", baseline)]
 
     def _ready(self, items: Sequence[data.Item], baseline: bool) -> BasePipeline:
-        """The pipeline of a pass, warmed up."""
+        """The pipeline of a pass; if the run is timed, warmed up."""
         if baseline and self._vanilla is None:
             self._vanilla = self._pipeline.vanilla()
         pipeline = self._vanilla if baseline and self._vanilla is not None else self._pipeline
-        if baseline not in self._warm:
+        if self.is_timed and baseline not in self._warm:
             first = items[: self._batch]
             for _ in range(self.cfg["warmup"]):
                 conditioning = pipeline.encode([item.prompt for item in first])

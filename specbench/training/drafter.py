@@ -192,7 +192,7 @@ def _example_means(values: Tensor, where: Tensor) -> Tensor:
     return (values * where).sum(1) / where.sum().clamp_min(1)
 
 
-HELD = 1000  # maximal number of held-out examples of a validation
+HELD, FEWER = 1000, 200  # maximal number of held-out examples for the final statistics, and for a validation
 
 
 class DiscreteTask:
@@ -229,7 +229,7 @@ class DiscreteTask:
         return loss_of(self.training, self.dataset, self.rows, batch, terms, self.guidance)
 
     def validate(self) -> dict[str, float]:
-        return evaluate(self.training, self.dataset, self.held_out[:HELD], sampling=self.guidance)
+        return evaluate(self.training, self.dataset, self.held_out[:FEWER], sampling=self.guidance)
 
     def final_statistics(self, last: bool) -> dict[str, float]:
         """With the guidance and sampling of a run. For the last weights, also at later positions."""
