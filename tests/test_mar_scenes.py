@@ -356,6 +356,13 @@ def test_the_stages_write_weights_that_a_run_uses_and_a_card(tiny, tmp_path, cap
     # Another way to train gives another draft.
     apart = train(tmp_path, "--only", "mar_draft", "--no-distil")
     assert [name for name in files if apart[name] != files[name]] == ["scenes_mar_draft"]
+    # A stage that is not chosen is read from its file, not trained again.
+    shutil.rmtree(tmp_path / "work")
+    again = train(tmp_path, "--only", "mar_draft")
+    assert [again[name] for name in ("scenes_kl", "scenes_mar")] == [
+        files[name] for name in ("scenes_kl", "scenes_mar")
+    ]
+    assert card.Card.read(tmp_path / "card.md").runs[-1][0] == ["mar_draft"]
 
 
 def test_weights_of_two_trainings_are_refused(tiny, tmp_path):

@@ -37,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UsageError(
                 f"--budget {args.budget} has no recipe for {', '.join(missing)}: add --only, of {available}"
             )
-        stages = Stages(args.work, args.assets, budget, device, not args.no_distil, worlds.world(args.world))
+        of = worlds.world(args.world)
+        stages = Stages(args.work, args.assets, budget, device, not args.no_distil, of, selected)
         for stage in selected:
             stages.make(stage)
     except UsageError as error:
@@ -66,7 +67,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only",
         metavar="STAGE,STAGE",
-        help=f"train these stages and the stages they need; {','.join(CONTINUOUS)} belong to mar_scenes",
+        help="train these stages, from the files of the others; stages without a file are trained, too."
+        f" {','.join(CONTINUOUS)} belong to mar_scenes",
     )
     parser.add_argument(
         "--no-distil", action="store_true", help="train the smaller MAR on the data only, without the target"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from specbench.config import registry
 from specbench.data import scenes, scenes_classes
@@ -22,7 +23,7 @@ from specbench.models.llamagen import LlamaGen
 from specbench.models.loading import checkpoints
 from specbench.models.loading.mar_scenes import Latents
 from specbench.models.mar import MAR
-from specbench.models.scenes_config import MAR_CONFIGS, TOKEN_LIMIT, WORLDS
+from specbench.models.scenes_config import MAR_CONFIGS, TOKEN_LIMIT, WORLDS, WorldConfig
 from specbench.models.text import TextEncoder
 from specbench.models.vq import VQModel
 from specbench.storage.files import write_atomically
@@ -135,8 +136,23 @@ STAGES = {
 }
 
 
+#: Stages that others train from: the seed and the shape of the untrained module.
+_MODULES: dict[str, tuple[int, Callable[[World, WorldConfig], nn.Module]]] = {
+    "tokenizer": (0, lambda of, shapes: VQModel(shapes.tokenizer)),
+    "text": (1, lambda of, shapes: TextEncoder(shapes.text(of.name))),
+    "target": (2, lambda of, shapes: LlamaGen(shapes.target)),
+    "kl": (5, lambda of, shapes: Latents(MAR_CONFIGS["kl"])),
+    "mar": (6, lambda of, shapes: MAR(MAR_CONFIGS["mar"])),
+    "mar_draft": (7, lambda of, shapes: MAR(MAR_CONFIGS["mar_draft"])),
+    "arpg": (8, lambda of, shapes: ARPG(scenes_config.ARPG)),
+}
+
+
 class Stages:
-    """The stages. A stage is trained from the outputs of earlier stages, and is skipped when its file is current."""
+    """The stages. A stage is trained from the outputs of earlier stages, and is skipped when its training is complete.
+
+    chosen: the stages to train. The others are read from their files; those without a file are trained, too.
+    """
 
     def __init__(
         self,
@@ -146,8 +162,9 @@ class Stages:
         device: torch.device,
         distil: bool = True,
         of: World = scenes.WORLD,
+        chosen: Collection[str] = (),
     ) -> None:
-        self.world, self.shapes = of, WORLDS[of.name]
+        self.world, self.shapes, self.chosen = of, WORLDS[of.name], chosen
         self.work, self.assets, self.budget, self.device, self.distil = work, assets, budget, device, distil
         work.mkdir(parents=True, exist_ok=True)
         self.recipes = budget.recipes
@@ -165,21 +182,33 @@ class Stages:
     def make(self, stage: str) -> Any:
         """The output of a stage. The stages that it needs are made first; no stage is made twice."""
         if stage not in self._made:
-            build = partial(self._drafter, stage) if stage in DRAFTERS else getattr(self, stage)
+            if stage not in self.chosen and self.path(stage).is_file():
+                build = partial(self._read, stage) if stage in _MODULES else lambda: None
+            else:
+                build = partial(self._drafter, stage) if stage in DRAFTERS else getattr(self, stage)
             self._made[stage] = build()
         return self._made[stage]
 
     def path(self, kind: str) -> Path:
         return self.assets / f"{self.world.name}_{kind}.safetensors"
 
-    def _stage(self, name: str, module: torch.nn.Module, fit: Callable[[], dict[str, float]]) -> None:
+    def _untrained(self, stage: str) -> Any:
+        seed, build = _MODULES[stage]
+        torch.manual_seed(seed)
+        return build(self.world, self.shapes).to(self.device)
+
+    def _stage(self, name: str, module: nn.Module, fit: Callable[[], dict[str, float]]) -> None:
         spent = fit()
-        module.eval()
         in_file = f"{self.world.name}-{name}"
-        checkpoints.save(module, self.path(name), in_file)
+        checkpoints.save(module.eval(), self.path(name), in_file)
         # load the saved weights back, so that the statistics include half precision
         checkpoints.fill(module, checkpoints.read(self.path(name), in_file)[1], name)
         self.statistics[name] = {k: v for k, v in spent.items() if k in ("seconds", "images")}
+
+    def _read(self, name: str) -> nn.Module:
+        like = self._untrained(name)
+        in_file = f"{self.world.name}-{name}"
+        return checkpoints.load(self.path(name), in_file, type(like), type(like.cfg), self.device)
 
     def _cached(self, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
         path = self.work / f"{name}.npy"
@@ -187,11 +216,16 @@ class Stages:
             np.save(path, make())
         return np.load(path, mmap_mode="r")
 
+    def _encoded(self, name: str, images: Callable[[], np.ndarray]) -> np.ndarray:
+        """Tokens of images."""
+        vq = self.make("tokenizer")
+        name = f"{name}-{registry.digest(self.path('tokenizer'))}"
+        return self._cached(name, lambda: tokenizer.encode_all(vq, images()))
+
     # --- models of discrete tokens ------------------------------------------------------------------------------------
 
     def tokenizer(self) -> VQModel:
-        torch.manual_seed(0)
-        vq = VQModel(self.shapes.tokenizer).to(self.device)
+        vq = self._untrained("tokenizer")
         self._stage(
             "tokenizer", vq, lambda: tokenizer.train(vq, self.train.images, self.recipes["tokenizer"], self.work)
         )
@@ -199,8 +233,7 @@ class Stages:
         return vq
 
     def text(self) -> TextEncoder:
-        torch.manual_seed(1)
-        text = TextEncoder(self.shapes.text(self.world.name)).to(self.device)
+        text = self._untrained("text")
         self._stage(
             "text",
             text,
@@ -216,10 +249,9 @@ class Stages:
         return text
 
     def codes(self) -> tuple[np.ndarray, np.ndarray]:
-        vq = self.make("tokenizer")
         return (
-            self._cached("codes-train", lambda: tokenizer.encode_all(vq, self.train.images)),
-            self._cached("codes-validation", lambda: tokenizer.encode_all(vq, self.validation.images)),
+            self._encoded("codes-train", lambda: self.train.images),
+            self._encoded("codes-validation", lambda: self.validation.images),
         )
 
     def features(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -232,8 +264,7 @@ class Stages:
 
     def target(self) -> LlamaGen:
         codes, features = self.make("codes")[0], self.make("features")[0]
-        torch.manual_seed(2)
-        model = LlamaGen(self.shapes.target).to(self.device)
+        model = self._untrained("target")
         self._stage(
             "target",
             model,
@@ -243,17 +274,15 @@ class Stages:
         return model
 
     def flashar(self) -> FlashAR:
-        """Trained from the target in the folder (which is made first if it is missing), on as many scenes as the recipe
-        sees."""
+        """Trained from the target, on as many scenes as the recipe sees."""
         for needed in ("tokenizer", "text", "target"):
-            if not self.path(needed).is_file():
-                self.make(needed)
+            self.make(needed)
         recipe = self.recipes["flashar"]
         shipped = card.embedded_model(self.assets, self.device, f"llamagen_{self.world.name}")
 
         def scenes(split: str, n: int) -> tuple[np.ndarray, torch.Tensor]:
             part = world.load(self.world, self.work, split, n)
-            codes = self._cached(f"codes-{split}-{n}", lambda: tokenizer.encode_all(shipped.tokenizer, part.images))
+            codes = self._encoded(f"codes-{split}-{n}", lambda: part.images)
             return codes, target.features_of(shipped.text, part.captions)
 
         model = FlashAR.from_target(shipped.target, self.shapes.flashar.branch_layers)
@@ -305,19 +334,15 @@ class Stages:
 
     def portrait_codes(self) -> tuple[np.ndarray, np.ndarray]:
         """Tokens of the portraits, for training and for validation."""
-        vq = self.make("tokenizer")
         return (
-            self._cached("portrait-codes-train", lambda: tokenizer.encode_all(vq, self.portraits("train")[0])),
-            self._cached(
-                "portrait-codes-validation", lambda: tokenizer.encode_all(vq, self.portraits("validation")[0])
-            ),
+            self._encoded("portrait-codes-train", lambda: self.portraits("train")[0]),
+            self._encoded("portrait-codes-validation", lambda: self.portraits("validation")[0]),
         )
 
     def arpg(self) -> ARPG:
         codes, validation_codes = self.make("portrait_codes")
         classes, validation_classes = self.portraits("train")[1], self.portraits("validation")[1]
-        torch.manual_seed(8)
-        model = ARPG(scenes_config.ARPG).to(self.device)
+        model = self._untrained("arpg")
         self._stage("arpg", model, lambda: arpg.train(model, codes, classes, self.recipes["arpg"], self.work))
         self.statistics["arpg"] |= arpg.evaluate(model, validation_codes, validation_classes)
         return model
@@ -338,8 +363,7 @@ class Stages:
         return np.load(images, mmap_mode="c"), np.load(classes)  # "c": PyTorch needs it writable
 
     def kl(self) -> Latents:
-        torch.manual_seed(5)
-        kl = Latents(MAR_CONFIGS["kl"]).to(self.device)
+        kl = self._untrained("kl")
         images = self.portraits("train")[0]
         self._stage("kl", kl, lambda: mar.train_kl(kl, images, self.recipes["kl"], self.work))
         self.statistics["kl"] |= mar.evaluate_kl(kl, self.portraits("validation")[0], TOKEN_LIMIT)
@@ -358,8 +382,7 @@ class Stages:
 
     def mar(self) -> MAR:
         distributions, classes, *validation = self.make("latents")
-        torch.manual_seed(6)
-        model = MAR(MAR_CONFIGS["mar"]).to(self.device)
+        model = self._untrained("mar")
         self._stage(
             "mar", model, lambda: mar.train_target(model, distributions, classes, self.recipes["mar"], self.work)
         )
@@ -369,8 +392,7 @@ class Stages:
     def mar_draft(self) -> MAR:
         model = self.make("mar")
         distributions, classes, *validation = self.make("latents")
-        torch.manual_seed(7)
-        draft = MAR(MAR_CONFIGS["mar_draft"]).to(self.device)
+        draft = self._untrained("mar_draft")
         teacher = model if self.distil else None
         self._stage(
             "mar_draft",
