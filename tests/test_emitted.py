@@ -28,6 +28,7 @@ from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.thresholds import EntropyAware, Typical
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths
+from specbench.engine import ops
 from specbench.rows import summary
 from specbench.rows.remarks import emitted_remarks
 
@@ -67,6 +68,24 @@ def test_the_acceptance_of_every_token() -> None:
             acceptance = rule.accept(r, q, torch.full((5, 3), x), depth)
             torch.testing.assert_close(every[..., x], acceptance, msg=lambda m, name=name: f"{name}: {m}")
         torch.testing.assert_close(every, Rule.acceptance(rule, r, q, depth))  # what a rule without its own has
+
+
+@pytest.mark.parametrize(
+    "limits", [("tvd", 0.4, "paper"), ("tvd", 0.3, "released"), ("jsd", 0.15, "paper"), ("total", 60, "paper")]
+)
+def test_many_neighbours_are_counted_in_groups(limits: tuple[str, float, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """150 neighbours end within different groups, and each row is as when it is alone, and as on a GPU."""
+    generator = torch.Generator().manual_seed(0)
+    near = torch.rand(200, 200, generator=generator).fill_diagonal_(2).argsort(1)[:, :151]
+    r, q = (torch.randn(3, 200, generator=generator).softmax(-1) for _ in range(2))
+    rule, depth = Lantern("lantern", near, 150, *limits), torch.tensor([1, 2, 9])
+    every = rule.acceptance(r, q, depth)
+    counted = rule.moved(r[:, None].expand(-1, 200, -1), torch.arange(200).expand(3, 200))[2].sum(-1)
+    assert len((counted // 32).unique()) > 2
+    torch.testing.assert_close(every, Rule.acceptance(rule, r, q, depth))
+    assert torch.equal(rule.acceptance(r[1:2], q[1:2], depth[1:2]), every[1:2])
+    monkeypatch.setattr(ops, "DYNAMIC_SHAPES", ())
+    torch.testing.assert_close(rule.acceptance(r, q, depth), every)
 
 
 def written_out(p: Tensor, q: Tensor, rule: Rule, depth: int, siblings: int, order: list[int] | None) -> list[Tensor]:
@@ -247,7 +266,7 @@ def test_nodes_after_the_end_of_a_path_do_not_matter(
     """As on a GPU, where all nodes are computed. The table is small, so its rows are not aligned to vectors, whose last
     bits differ: single precision."""
     visited = decoded(RULES[name], paths, count=300).trace
-    monkeypatch.setattr(emitted, "_VISITED_ONLY", ())
+    monkeypatch.setattr(ops, "DYNAMIC_SHAPES", ())
     every = decoded(RULES[name], paths, count=300).trace
     for field in ("emitted_tv", "emitted_kl", "emitted_ratio"):
         torch.testing.assert_close(getattr(every, field), getattr(visited, field), atol=1e-6, rtol=1e-5)

@@ -36,14 +36,13 @@ from specbench.decoding.sampling import Distributions, draw
 from specbench.decoding.trees import Tree
 from specbench.decoding.verify import EMITTED, Draft, VerificationResult, one_hot
 from specbench.decoding.verify.base import without
+from specbench.engine import ops
 from specbench.engine.ops import sum_last, take
 
 #: The sum over a node's sequences of rejected tokens is exact up to this many sequences.
 _EXACT = 64
 #: The most entries of a tensor (rows, nodes, draws, V).
 _AT_ONCE = 1 << 22
-#: Devices on which only the visited nodes are computed. On others, a step may be recorded, and so has a fixed number.
-_VISITED_ONLY = ("cpu",)
 #: Masses up to this may be float32 rounding errors; the largest ratio ignores them.
 _ROUNDING = 1e-6
 
@@ -229,9 +228,9 @@ def _groups(tree: Tree) -> Iterator[tuple[slice, int]]:
 
 def _on_path(length: Tensor, depths: slice) -> tuple[Tensor, Tensor]:
     """The rows and the depths (N,) of the visited nodes at these depths: the root and the accepted nodes, whose number
-    in a row is `length` (B,). Those after the end of a path, too, on devices that are not `_VISITED_ONLY`."""
+    in a row is `length` (B,). Those after the end of a path, too, on devices without `DYNAMIC_SHAPES`."""
     depth = torch.arange(depths.start, depths.stop, device=length.device)
-    visited = depth <= length[:, None] if length.device.type in _VISITED_ONLY else None
+    visited = depth <= length[:, None] if length.device.type in ops.DYNAMIC_SHAPES else None
     rows, columns = torch.meshgrid(torch.arange(len(length), device=length.device), depth, indexing="ij")
     return (rows.flatten(), columns.flatten()) if visited is None else (rows[visited], columns[visited])
 

@@ -27,6 +27,10 @@ else:
     Kernels = Any
 
 
+#: Devices on which a shape may depend on values. On others a step may be recorded, and so has fixed shapes.
+DYNAMIC_SHAPES = ("cpu",)
+
+
 def take(x: Tensor, index: Tensor) -> Tensor:
     """The entries `index` (rows, n) int64 of x (rows, m, d): (rows, n, d)."""
     return x.gather(1, index.unsqueeze(-1).expand(-1, -1, x.shape[-1]))

@@ -7,13 +7,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.decoding.rules.base import Neighbours, Relaxation, Rule, RuleContext, Threshold, at, normalise, ratio
+from specbench.engine import ops
 
-#: Distributions per block when the acceptance of every token is computed; a block fits in a cache.
-_ROWS = 256
-
+#: Probabilities in a block of distributions when the acceptance of every token is computed; a block fits in a cache.
+_BLOCK = 1 << 18
+#: Neighbours whose masses are added at once where shapes may depend on values: the number of tokens whose neighbourhood
+#: ends within a group does.
+_GROUP = 32
 
 #: Values of `resample` that follow the released code.
 _RELEASED = ("released", "released_p")
@@ -115,17 +119,26 @@ class Lantern(Rule):
         if self.deterministic:
             return super().acceptance(r, q, depth)
         size = len(self.near)
-        parts = zip(r.reshape(-1, size).split(_ROWS), q.reshape(-1, size).split(_ROWS), strict=True)
+        rows = max(1, _BLOCK // size)
+        parts = zip(r.reshape(-1, size).split(rows), q.reshape(-1, size).split(rows), strict=True)
         return torch.cat([ratio(block + self._gains(block), q_block) for block, q_block in parts]).view_as(r)
 
     def _gains(self, r: Tensor) -> Tensor:
         """The mass that would move to every token (N, V)."""
         by_token = r.t().contiguous()  # (V, N): contiguous over the rows
         running, gain = torch.zeros_like(by_token), torch.zeros_like(by_token)
-        for nearest in self.near[:, : self.k].unbind(1):
-            mass = by_token[nearest]
-            running += mass
-            gain += mass * self._counts(running, by_token)
+        open_ = torch.ones_like(by_token, dtype=torch.bool)  # every nearer neighbour counts
+        group = _GROUP if r.device.type in ops.DYNAMIC_SHAPES else 1
+        for nearest in self.near[:, : self.k].split(group, 1):
+            mass = F.embedding_bag(nearest, by_token, mode="sum")
+            whole = open_ & self._counts(running + mass, by_token)
+            gain += mass * whole
+            if group > 1:
+                token, row = (open_ & ~whole).nonzero(as_tuple=True)
+                masses = by_token[nearest[token], row[:, None]]
+                inside = self._counts(running[token, row, None] + masses.cumsum(-1), by_token[token, row, None])
+                gain[token, row] += (masses * inside).sum(-1)
+            running, open_ = running + mass, whole
         tokens = torch.arange(len(by_token), device=by_token.device)
         return gain.masked_fill_((self.near[:, 0] == tokens)[:, None], 0).t()
 
