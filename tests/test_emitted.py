@@ -81,7 +81,7 @@ def test_many_neighbours_are_counted_in_groups(limits: tuple[str, float, str], m
     rule, depth = Lantern("lantern", near, 150, *limits), torch.tensor([1, 2, 9])
     every = rule.acceptance(r, q, depth)
     counted = rule.moved(r[:, None].expand(-1, 200, -1), torch.arange(200).expand(3, 200))[2].sum(-1)
-    assert len((counted // 32).unique()) > 2
+    assert len((counted // 32).unique()) > 1
     torch.testing.assert_close(every, Rule.acceptance(rule, r, q, depth))
     assert torch.equal(rule.acceptance(r[1:2], q[1:2], depth[1:2]), every[1:2])
     monkeypatch.setattr(ops, "DYNAMIC_SHAPES", ())
