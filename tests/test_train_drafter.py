@@ -30,8 +30,9 @@ from specbench.decoding.verify import TokenWise
 from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
 from specbench.models import eagle
+from specbench.models.llamagen import Conditioning
 from specbench.models.supervision import DraftLogits, TargetHead
-from specbench.training import command, recipes, trainer
+from specbench.training import command, examples, recipes, trainer
 from specbench.training.dataset import LiveDataset
 from tools.scenes import __main__ as train_scenes
 
@@ -337,6 +338,29 @@ def test_a_drafter_goes_to_lanterns_layout_and_back(tmp_path, model):
     assert {p.name for p in (tmp_path / "theirs").iterdir()} == {"config.json", "pytorch_model.bin"}
     assert cli.main(["convert", *words, f"drafter_weights={tmp_path / 'theirs'}", f"out={tmp_path / 'back'}"]) == 0
     same(load_file(tmp_path / "own" / registry.DRAFTER_FILE), load_file(tmp_path / "back" / registry.DRAFTER_FILE))
+
+
+@pytest.mark.parametrize(
+    ("cached", "encoded"), [(9, [[2, 0], [1]]), (2, [[2, 0], [1], [1]]), (0, [[2, 0], [2, 1], [1, 2]])]
+)
+def test_a_prompt_is_encoded_once_while_there_is_room(cached, encoded):
+    """room: three prompts of 2 * 4 * 3 + 2 bytes, two, or none."""
+    asked = []
+
+    class Model:
+        device = torch.device("cpu")
+
+        def encode(self, prompts):
+            asked.append([int(p) for p in prompts])
+            features = torch.tensor([[[float(p)] * 3] * 2 for p in prompts])
+            return Conditioning(features, torch.ones(len(prompts), 2, dtype=torch.bool))
+
+    encoder = examples.Encoded(Model(), ["0", "1", "2"], room=26 * cached)
+    for rows in ([2, 0, 2], [2, 1], [1, 2]):
+        out = encoder(np.array(rows))
+        assert out.features[:, 1, 2].tolist() == rows
+        assert out.valid.shape == (len(rows), 2)
+    assert asked == encoded
 
 
 def test_every_recipe_is_complete():
