@@ -70,7 +70,8 @@ class Budget:
 
 
 _SCENES = {
-    "cpu": Budget(  # two cores: about two hours for the models of discrete tokens, 75 minutes for the continuous ones
+    # two cores: two hours for the models of discrete tokens, 75 minutes for the continuous ones, an hour for ARPG
+    "cpu": Budget(
         {
             "tokenizer": Recipe(steps=1800, batch=48, lr=2e-3),
             "text": Recipe(steps=2000, batch=128, lr=1.5e-3),
@@ -79,7 +80,7 @@ _SCENES = {
             "kl": Recipe(steps=1500, batch=48, lr=2e-3),
             "mar": Recipe(steps=3500, batch=64, lr=1e-3, ema=0.998, muon=True),
             "mar_draft": Recipe(steps=1500, batch=64, lr=1e-3, ema=0.998, muon=True),
-            "arpg": Recipe(steps=4000, batch=16, lr=2e-3, warmup=100, ema=0.995, muon=True),
+            "arpg": Recipe(steps=12000, batch=16, lr=2e-3, warmup=100, ema=0.995, muon=True),
         }
     ),
     "gpu": Budget(  # minutes
