@@ -80,11 +80,16 @@ def test_many_neighbours_are_counted_in_groups(limits: tuple[str, float, str], m
     r, q = (torch.randn(3, 200, generator=generator).softmax(-1) for _ in range(2))
     rule, depth = Lantern("lantern", near, 150, *limits), torch.tensor([1, 2, 9])
     every = rule.acceptance(r, q, depth)
-    counted = rule.moved(r[:, None].expand(-1, 200, -1), torch.arange(200).expand(3, 200))[2].sum(-1)
-    assert len((counted // 32).unique()) > 1
+    every_token = torch.arange(200).expand(3, 200)
+    _, mass, inside = rule.moved(r[:, None].expand(-1, 200, -1), every_token)
+    assert len((inside.sum(-1) // 32).unique()) > 1
+    gains = rule._gains(r)  # an acceptance is at most 1, which hides most of its mass
+    torch.testing.assert_close(gains, mass.sum(-1))
     torch.testing.assert_close(every, Rule.acceptance(rule, r, q, depth))
+    assert torch.equal(rule._gains(r[1:2]), gains[1:2])
     assert torch.equal(rule.acceptance(r[1:2], q[1:2], depth[1:2]), every[1:2])
     monkeypatch.setattr(ops, "DYNAMIC_SHAPES", ())
+    torch.testing.assert_close(rule._gains(r), gains)
     torch.testing.assert_close(rule.acceptance(r, q, depth), every)
 
 
