@@ -38,7 +38,7 @@ SAMPLING = ("cfg_scale", "temperature", "top_k", "top_p")
 #: From the worst one on.
 _VERDICTS = {"not lossless": "refuted", "undecided": "undecided", "lossless": "not refuted"}
 #: Of a published claim.
-_STATUSES = ("confirmed", "refuted", "not confirmed", "untested")
+_STATUSES = ("confirmed", "refuted", "mixed", "not confirmed", "untested")
 Row = Mapping[str, str]
 #: Relative errors below this are rounding: of statistics that are sums of float32.
 _FLOAT32 = 1e-6
