@@ -168,9 +168,11 @@ def test_claims_are_counted_by_their_first_status(tmp_path: Path) -> None:
     page = tmp_path / "claims.md"
     head = "# Claims\n\n- **confirmed**: what it means.\n\n## A (1; paper) and B (2)\n\n"
     first = "- It is fast.<br>\n  **confirmed in kind** (weak), but **refuted** for two.<br>\n  `-`\n"
-    page.write_text(f"{head}{first}- It is good.<br>\n  **not confirmed**.\n\n## Others\n\nNone.\n")
-    drawn = [["A and B", "2", "1 (1 weak)", "0", "1", "0"], ["**all**", "2", "1 (1 weak)", "0", "1", "0"]]
-    columns = ["paper", "claims", "confirmed", "refuted", "not confirmed", "untested"]
+    second = "- It is good.<br>\n  **not confirmed**.\n- It is new.<br>\n  **mixed**. Here it is, there it is not.\n"
+    page.write_text(f"{head}{first}{second}\n## Others\n\nNone.\n")
+    counts = ["3", "1 (1 weak)", "0", "1", "1", "0"]
+    drawn = [["A and B", *counts], ["**all**", *counts]]
+    columns = ["paper", "claims", "confirmed", "refuted", "mixed", "not confirmed", "untested"]
     assert doc_tables.table_of_claims(page) == doc_tables.markdown([columns, *drawn])
     page.write_text(f"{head}- It is **fast**.\n")
     with pytest.raises(UsageError, match="without a status: - It is"):
