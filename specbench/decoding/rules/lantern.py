@@ -16,8 +16,8 @@ from specbench.engine import ops
 #: Probabilities in a block of distributions when the acceptance of every token is computed; a block fits in a cache.
 _BLOCK = 1 << 18
 #: Neighbours whose masses are added at once where shapes may depend on values: the number of tokens whose neighbourhood
-#: ends within a group does.
-_GROUP = 32
+#: ends within a group does. One by one is faster if there are few.
+_GROUP, _FEW = 32, 64
 
 #: Values of `resample` that follow the released code.
 _RELEASED = ("released", "released_p")
@@ -128,7 +128,7 @@ class Lantern(Rule):
         by_token = r.t().contiguous()  # (V, N): contiguous over the rows
         running, gain = torch.zeros_like(by_token), torch.zeros_like(by_token)
         open_ = torch.ones_like(by_token, dtype=torch.bool)  # every nearer neighbour counts
-        group = _GROUP if r.device.type in ops.DYNAMIC_SHAPES else 1
+        group = _GROUP if r.device.type in ops.DYNAMIC_SHAPES and self.k > _FEW else 1
         for nearest in self.near[:, : self.k].split(group, 1):
             mass = F.embedding_bag(nearest, by_token, mode="sum")
             whole = open_ & self._counts(running + mass, by_token)
