@@ -127,6 +127,26 @@ def test_curves_are_printed_where_x_has_a_value(rows: Rows, monkeypatch: pytest.
     assert "has no panel chain" in said(mark.replace("EAGLE-1, chain of 5", "chain"), rows)[0]
 
 
+def test_a_draft_has_its_verifications_side_by_side(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verification that a draft was not run with has a dash."""
+    table = TABLES["verification_shapes"]
+    ways = {"chain": ("token", "block"), "tree": ("token", "traversal", "selected")}
+    values = {line.key: {"step_compression": f"{i}.5"} for i, line in enumerate(table.lines)}
+    monkeypatch.setattr(TablePlan, "rows", values)
+    monkeypatch.setattr(Rows, "_plan", lambda self, name: TablePlan(name, Path(), (), table, "m"))
+    text = check("<!--= table_of_verifications('verification_shapes', 'step_compression') -->\n", rows, "d.md")[1]
+    _, head, _, *body = text.splitlines()
+    assert head == "| draft | token-wise | block | traversal | selected |"
+    assert len(body) == len(values) / sum(map(len, ways.values())) * len(ways)
+    by_label = {line.label: values[line.key]["step_compression"] for line in table.lines}
+    for row in body:
+        draft, *cells = row[2:-2].split(" | ")
+        form, shape = draft.split(" ")
+        wanted = [by_label.get(f"default: {form}, {way}, {shape}", "—") for way in ("token", "block", "traversal", "selected")]
+        assert [cell if cell == "—" else f"{float(cell):.1f}" for cell in cells] == wanted
+        assert cells.count("—") == 4 - len(ways[form])
+
+
 MARK = "<!--= table('field', 'step_compression, emitted_kl, speedup_latency', lines='vanilla, sjd') -->\n"
 DRAWN = "| method | step compression (×) | emitted KL (nats) | speed-up in latency (×) |\n|---|---|---|---|\n"
 DRAWN += "| vanilla | 1.00 | 0 | — |\n| SJD | 2.96 ± 0.02 | 0.0012 ± 0.0003 | — |\n"
