@@ -142,7 +142,9 @@ def test_a_draft_has_its_verifications_side_by_side(rows: Rows, monkeypatch: pyt
     for row in body:
         draft, *cells = row[2:-2].split(" | ")
         form, shape = draft.split(" ")
-        wanted = [by_label.get(f"default: {form}, {way}, {shape}", "—") for way in ("token", "block", "traversal", "selected")]
+        wanted = [
+            by_label.get(f"default: {form}, {way}, {shape}", "—") for way in ("token", "block", "traversal", "selected")
+        ]
         assert [cell if cell == "—" else f"{float(cell):.1f}" for cell in cells] == wanted
         assert cells.count("—") == 4 - len(ways[form])
 

@@ -13,6 +13,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from PIL import Image
 
 from specbench.errors import UsageError
 from specbench.tables import catalog, figures
@@ -135,6 +136,21 @@ def test_the_figure_is_the_same_file_and_needs_no_row(tmp_path: Path) -> None:
     assert svg.read_text() == figures.draw(TABLE, rows, tmp_path, "b")[0].read_text()
     assert png.stat().st_size > 10_000
     assert len(figures.draw(TABLE, dict.fromkeys(rows), tmp_path, "none")) == 2
+
+
+@pytest.mark.parametrize("name", ["glance", "relaxed"])
+def test_a_panel_without_rows_takes_no_space(name: str, tmp_path: Path) -> None:
+    """By the height of the picture; without any row, all panels are there."""
+    figure = TABLES[name].figure
+    assert isinstance(figure, TableFigure)
+
+    def height(count: int) -> int:
+        keys = {key for panel in figure.panels[:count] for key in panel.keys}
+        rows = {line.key: _row(2, 0.1) if line.key in keys else None for line in TABLES[name].lines}
+        return Image.open(figures.draw(TABLES[name], rows, tmp_path, "a")[1]).height
+
+    one, two, every, none = height(1), height(2), height(len(figure.panels)), height(0)
+    assert one < two < every == none
 
 
 def test_the_suite_relaxed_has_the_runs_of_all_relaxed_lines() -> None:

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,15 +45,16 @@ _HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++")
 
 
 def draw(table: Table, rows: Mapping[str, Row | None], folder: Path, stem: str) -> list[Path]:
-    """Draws the table's figure from its measured rows, without missing rows and values that a table does not print.
-    Returns the written files.
+    """Draws the table's figure from its measured rows, without missing rows, panels without rows, and values that a
+    table does not print. Returns the written files.
 
     Bars are 95 % intervals.
     """
     figure, (rows, _) = table.figure, printable(table, rows)
     if isinstance(figure, TableFigure):
-        kind = _log_curves if figure.log else _curves
-        return save(lambda: kind(figure, table, rows), folder, stem)
+        measured = tuple(panel for panel in figure.panels if any(rows.get(key) for key in panel.keys))
+        curves, kind = replace(figure, panels=measured or figure.panels), _log_curves if figure.log else _curves
+        return save(lambda: kind(curves, table, rows), folder, stem)
     if isinstance(figure, Series):
         return save(lambda: _series(figure, table, rows), folder, stem)
     if isinstance(figure, Stack):
