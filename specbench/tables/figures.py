@@ -154,7 +154,8 @@ def _log_curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None
     above = [p for p in measured.values() if p[1] > y.rounding]
     if not above:
         return drawn
-    low, high = min(p[1] for p in above) / 1.5, max(p[1] + p[3] for p in above) * 1.5
+    low, most = min(p[1] for p in above) / 1.5, max(p[1] + p[3] for p in above)
+    high = low * (most / low) ** 1.25  # the names of panels stand above all curves
     left, right = min(p[0] - p[2] for p in measured.values()), max(p[0] + p[2] for p in measured.values())
     for axis in itertools.chain(*axes):
         axis.set_xlim(left - 0.04 * (right - left), right + 0.16 * (right - left))
