@@ -577,6 +577,7 @@ def test_the_token_after_a_draft_is_watched_too() -> None:
         ({"gamma": 2, "tokens_per_pass": (3, 2)}, "use iterations=null"),
         ({"gamma": 2, "temperature": 0.0}, "temperature=0 leaves no densities to compare; use method=vanilla"),
         ({"gamma": 2, "criterion": "path", "final_noise": False}, "use final_noise=true"),
+        ({"gamma": 2, "criterion": "path", "inner_temperature": 42.0}, "inner_temperature is for"),
     ],
 )
 def test_parameters_that_do_not_go_together(parameters: dict[str, Any], sentence: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import nn
 
 from specbench import metrics
 from specbench.errors import UsageError
-from specbench.metrics import hpsv3_network
+from specbench.metrics import hpsv3_network, preparation, qwen3_vl
 from specbench.metrics.base import ScoringContext
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
@@ -113,14 +114,19 @@ INSTRUCTION = "15e1621b28713545598ab36adf302c509d363605cde96f0d9a54bdeb15632f32"
 
 
 @pytest.mark.parametrize(
-    ("size", "expected"),
-    [((256, 256), (448, 448)), ((512, 512), (448, 448)), ((1024, 512), (616, 308)), ((100, 400), (224, 896))],
+    "unit_and_pixels", [(28, (200704, 200704)), (32, (qwen3_vl.LEAST, qwen3_vl.MOST))], ids=["hpsv3", "qwen3_vl"]
 )
-def test_sizes_equal_smart_resize(size: tuple[int, int], expected: tuple[int, int]) -> None:
+def test_sizes_equal_smart_resize(unit_and_pixels: tuple[int, tuple[int, int]]) -> None:
+    """Where the last bit of a product decides, too: 768 x 768 becomes 420 x 420."""
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-    reference = smart_resize(*size, factor=28, min_pixels=200704, max_pixels=200704)
-    assert hpsv3_network.resized(*size) == expected == reference
+    unit, (least, most) = unit_and_pixels
+    sides = [*range(64, 1100, 61), 256, 384, 512, 576, 720, 768, 1024, 1152, 1280, 4097, 5000, 6144]
+    for height, width in itertools.product(sides, sides):
+        if max(height, width) < 200 * min(height, width):  # the reference refuses others
+            expected = smart_resize(height, width, factor=unit, min_pixels=least, max_pixels=most)
+            assert preparation.multiples(height, width, unit, least, most) == expected
+    assert hpsv3_network.resized(768, 768) == (420, 420)
 
 
 def test_a_network_has_the_published_tensors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

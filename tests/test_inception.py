@@ -95,6 +95,8 @@ def test_resizes(network: torch.nn.Module) -> None:
     columns[:, 1::2] = 255
     assert prepared("tf", columns).max() == -1
     np.testing.assert_allclose(prepared("clean", columns)[:, :, 5:-5], (127.5 - 128) / 128, atol=0.01)
+    edges = np.kron(np.random.default_rng(0).choice([0, 255], (40, 40, 3)), np.ones((4, 4, 1))).astype(np.uint8)
+    assert (prepared("clean", edges).min(), prepared("clean", edges).max()) == (-1, 127 / 128)  # no overshoot
     odd = an_image(150, 211)
     expected = tv.resize(torch.from_numpy(odd).permute(2, 0, 1).float(), [299, 299], antialias=False) / 127.5 - 1
     torch.testing.assert_close(prepared("pytorch", odd), expected, atol=1e-5, rtol=0)

@@ -18,6 +18,7 @@ from specbench.config import configuration
 from specbench.decoding import rules
 from specbench.decoding.batch import decode_stream
 from specbench.decoding.drafters.none import NoDraft
+from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import DecoderConfig, Decoding, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
@@ -116,6 +117,20 @@ def test_a_drafter_without_a_distribution_is_named(inner: int, times: float) -> 
     config = DecoderConfig(TabularTarget(P), FaultyDrafter(inner, 0, times), rules.exact(), Sampling())
     with pytest.raises(NumberError, match=r"^the drafter .* \(4, 8\), step 1:"):
         decode(config, None, RandomStreams(KEYS))
+
+
+@dataclass(frozen=True)
+class Rounded(Sampling):
+    """Distributions whose sums have the rounding of a large vocabulary."""
+
+    def probs(self, logits: Tensor) -> Tensor:
+        return super().probs(logits) * (1 + 2e-5)
+
+
+def test_rounding_is_not_a_fault_however_long_the_draft() -> None:
+    """The largest deviation counts, not the product: SimpleAR's window has 2,000 positions."""
+    config = DecoderConfig(TabularTarget(P), Window(200), rules.exact(), Rounded())
+    assert decode(config, None, RandomStreams(KEYS)).tokens.shape == (3, LENGTH)
 
 
 def test_distributions_that_do_not_sum_to_one_are_named() -> None:

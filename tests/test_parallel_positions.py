@@ -262,6 +262,10 @@ def test_one_row_at_a_time_sees_everything_before_it(family: str) -> None:
     for result in (out, several):
         assert (result.accepted <= result.drafted).all()
         assert (result.accepted <= model.length).all()
+    # The agreement of a step is a share of its rows, not whether any of them agrees.
+    shares = several.trace.top1.flatten()
+    assert ((shares > 0) & (shares < 1)).any()
+    assert set(out.trace.top1.unique().tolist()) == {0, 1}  # one row at a time
 
 
 class Recording(ParallelJacobi):

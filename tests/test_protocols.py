@@ -157,10 +157,11 @@ CASES = [
         f"{SJDPAC}lumina_mgpt n=4 cfg_scale=4 caption=first metrics=none seed=1",
         {"n": 4, "cfg_scale": 4.0, "caption": "first", "metrics": [], "size": 768},
         [
-            "departs from protocol sjdpac_table1@1: caption first (not running_longest), n 4 (not 5000),"
+            "departs from protocol sjdpac_table1@2: caption first (not running_longest), n 4 (not 5000),"
             " metrics none (not fid_pytorch + clip_b16_x100), cfg_scale 4 (not 3)",
-            "not stated by protocol sjdpac_table1@1, so the run's own: top_p 1",
-            "by the released code of protocol sjdpac_table1@1, not by its paper: seed 1, batch 1, size 768",
+            "not stated by protocol sjdpac_table1@2, so the run's own: top_p 1",
+            "by the released code of protocol sjdpac_table1@2, not by its paper: seed 1, batch 1,"
+            " size 768, unconditional prompt_end",
         ],
     ),
     (  # one of several values
@@ -228,7 +229,7 @@ def test_a_protocol_chooses_the_variant_that_was_measured() -> None:
         return cfg["variant"], [remark for remark in remarks_of(cfg) if "variant" in remark]
 
     assert chosen("method=sjd_pac") == ("released", [])
-    departs = "departs from protocol sjdpac_table1@1: variant exact (not released)"
+    departs = "departs from protocol sjdpac_table1@2: variant exact (not released)"
     assert chosen("method=sjd_pac", "variant=exact") == ("exact", [departs])
     assert chosen("method=scd") == ("exact", [])
     assert configuration.compose(_words("coolsd_table1", "lumina_mgpt", "method=lantern_pp"))["bound"] == "neighbours"
@@ -273,12 +274,12 @@ def test_in_a_grid_every_job_has_its_own_values() -> None:
     names = ("protocol", "model", "data", "cfg_scale", "top_k")
     jobs = [tuple(job.cfg[name] for name in names) for job in configuration.grid(arguments, multirun=True)]
     assert jobs == [
-        ("sjd_table3@1", "llamagen_xl", "coco2017", 7.5, 1000),
-        ("sjd_table3@1", "lumina_mgpt", "coco2017", 4.0, 2000),
-        ("sjd_table3@1", "llamagen_scenes", "scenes", 3.0, None),
-        ("sjdpac_table1@1", "llamagen_xl", "coco2017", 7.5, 1000),
-        ("sjdpac_table1@1", "lumina_mgpt", "coco2017", 3.0, 2000),
-        ("sjdpac_table1@1", "llamagen_scenes", "scenes", 3.0, None),
+        ("sjd_table3@2", "llamagen_xl", "coco2017", 7.5, 1000),
+        ("sjd_table3@2", "lumina_mgpt", "coco2017", 4.0, 2000),
+        ("sjd_table3@2", "llamagen_scenes", "scenes", 3.0, None),
+        ("sjdpac_table1@2", "llamagen_xl", "coco2017", 7.5, 1000),
+        ("sjdpac_table1@2", "lumina_mgpt", "coco2017", 3.0, 2000),
+        ("sjdpac_table1@2", "llamagen_scenes", "scenes", 3.0, None),
     ]
     with pytest.raises(UsageError, match="job protocol=nope model=anole: unknown protocol 'nope'"):
         configuration.grid(["protocol=sjd_table4,nope", "model=anole"], multirun=True)
@@ -314,8 +315,8 @@ def test_an_experiment_may_choose_the_protocol_and_sweep(experiment: Callable[[s
     )
     jobs = [job.cfg for job in configuration.grid(["experiment=mine", "window=8"], multirun=True)]
     assert [(cfg["protocol"], cfg["model"], cfg["window"]) for cfg in jobs] == [
-        ("sjd_table3@1", "llamagen_xl", 8),
-        ("sjd_table3@1", "llamagen_xl_512", 8),
+        ("sjd_table3@2", "llamagen_xl", 8),
+        ("sjd_table3@2", "llamagen_xl_512", 8),
     ]
     assert all((cfg["n"], cfg["seed"], cfg["data"]) == (5000, 3, "coco2017") for cfg in jobs)
 
@@ -325,7 +326,7 @@ def test_parameters_of_some_models_reach_the_jobs_of_a_grid() -> None:
     jobs = configuration.grid(grid.split(), multirun=True)
     assert len(jobs) == 4
     for cfg in (job.cfg for job in jobs):
-        assert (cfg["protocol"], cfg["data"], cfg["caption"]) == ("sjd_table3@1", "coco2017", "running_longest")
+        assert (cfg["protocol"], cfg["data"], cfg["caption"]) == ("sjd_table3@2", "coco2017", "running_longest")
         assert (cfg["reduced"], cfg["refine"], cfg["data_dir"]) == (True, False, "here")
         assert (cfg["cfg_scale"], cfg["top_k"]) == ((7.5, 1000) if cfg["model"] == "llamagen_xl" else (4.0, 2000))
 
@@ -344,14 +345,14 @@ def test_a_folder_keeps_its_protocol(call: Call, tmp_path: Path) -> None:
     words = ("run", "protocol=sjd_table4", "n=2", "seed=0", "metrics=none", "baseline=false", "out=here")
     assert call(*words)[0] == 0
     row = row_of("here")
-    assert row["protocol"] == "sjd_table4@1"
+    assert row["protocol"] == "sjd_table4@2"
     assert list(row).index("protocol") < list(row).index("model")
-    assert row["note"].startswith("protocol sjd_table4@1 names anole, not llamagen_scenes; departs from protocol")
-    assert "protocol: sjd_table4@1" in (tmp_path / "here/config.yaml").read_text()
+    assert row["note"].startswith("protocol sjd_table4@2 names anole, not llamagen_scenes; departs from protocol")
+    assert "protocol: sjd_table4@2" in (tmp_path / "here/config.yaml").read_text()
     assert "nothing left to do" in call(*words)[1]
-    assert "nothing left to do" in call("run", "protocol=sjd_table4@1", *words[2:])[1]
+    assert "nothing left to do" in call("run", "protocol=sjd_table4@2", *words[2:])[1]
     for other in ("protocol=sjd_table3", "protocol=null"):
-        assert "here holds a run with protocol=sjd_table4@1, not protocol=" in refused(call, "run", other, *words[2:])
+        assert "here holds a run with protocol=sjd_table4@2, not protocol=" in refused(call, "run", other, *words[2:])
 
 
 def _runs() -> list[tuple[str, str, str]]:

@@ -124,7 +124,7 @@ def test_metrics_of_one_scorer_share_a_file_and_a_crop_has_its_own(scorer: Fake,
     assert cli.main([*base, "crop=16"]) == 0
     stored = sorted(path.stem for path in (tmp_path / "home" / "references" / "coco2017").iterdir())
     network = metrics.metric("fid", context(tmp_path)).cache_key.partition(",")[0]
-    assert stored == [f"{network}-{resize}" for resize in ("clean-resize", "tf-resize", "tf-resize-crop-16")]
+    assert stored == [f"{network}-{resize}" for resize in ("clean-resize-clipped", "tf-resize", "tf-resize-crop-16")]
 
 
 MISTAKES = [
@@ -331,7 +331,7 @@ def test_a_reference_with_only_moments_serves_only_fid(scorer: Fake, tmp_path: P
 def test_a_reference_must_have_the_metric_s_scorer(scorer: Fake, folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "clean.npz"
     assert cli.main(["reference", f"images={folder}", f"out={file}", "metrics=fid_clean", "device=cpu"]) == 0
-    with pytest.raises(UsageError, match="is of .*clean resize, .*tf resize: run `specbench ref"):
+    with pytest.raises(UsageError, match="is of .*clean resize clipped, .*tf resize: run `specbench ref"):
         score(["fid"], context(tmp_path, "", file))
     assert score(["fid_clean"], context(tmp_path, "", file))["fid"].note == "against 7 real images of clean"
     other = score(["fid_clean_256"], context(tmp_path, "", file))["fid"]

@@ -92,14 +92,6 @@ def test_the_distribution_of_an_answer_equals_transformers(vqa_weights: Path) ->
     assert torch.cdist(apart, apart).add(torch.eye(6)).min() > 1e-3
 
 
-@pytest.mark.parametrize("size", [(512, 512), (256, 256), (100, 300), (1000, 999), (48, 3000), (5000, 5000)])
-def test_sizes_equal_the_published_processor(size: tuple[int, int]) -> None:
-    from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
-
-    expected = smart_resize(*size, factor=32, min_pixels=65536, max_pixels=16777216)
-    assert qwen3_vl.preparation.multiples(*size, 32, qwen3_vl.LEAST, qwen3_vl.MOST) == expected
-
-
 def test_the_questions_of_a_prompt_fit_into_the_outputs() -> None:
     assert geneval2.MOST == QuestionScorer.MOST
 

@@ -21,8 +21,9 @@ class Trace:
 
     accepted: draft tokens accepted inside the image; offered: depth of the deepest draft token that was verified inside
     the image; first: probability with which the rule accepts the first candidate; tv: total variation between the
-    distribution it was drawn from and the target's; top1, top3: the target's most probable token is the drafter's most
-    probable token, or among its three most probable ones. The last four hold only for steps with a draft (offered > 0).
+    distribution it was drawn from and the target's; top1, top3: 1 if the target's most probable token is the drafter's
+    most probable token, or among its three most probable ones, else 0. The last four hold only for steps with a draft
+    (offered > 0), and are means over the drafts of a step.
 
     log_prob (B, T): natural-log probability of every emitted token under the target, with guidance and temperature but
     before top-k and top-p (at temperature 0: at temperature 1).
@@ -75,9 +76,22 @@ class StepStats:
     kept: Tensor | None = None
 
 
+def _deviation(sums: Tensor) -> Tensor:
+    """Sums of distributions (rows, n) -> how far a row's are from 1 at most (rows,)."""
+    return (sums - 1).abs().amax(1)
+
+
+def _sums_of_drafter(stats: StepStats) -> Tensor:
+    """The sums (rows, nodes) of the drafter's distributions that were sampled; 1 elsewhere."""
+    draft, rows = stats.draft, len(stats.verdict.length)
+    child = draft.tree.children[:, :, 0].expand(rows, -1)
+    used = (child >= 0) & draft.valid.gather(1, child.clamp_min(0))
+    return torch.where(used, sum_last(draft.probs), 1.0)
+
+
 class TraceRecorder:
-    """Fills a trace without a host round trip, and checks the distributions. For every step it records the product of
-    the sums of the distributions that were used: 1 if each sums to 1, and NaN if one is not finite."""
+    """Fills a trace without a host round trip, and checks the distributions. For every step it records how far the sums
+    of the distributions that were used are from 1 at most: NaN if one is not finite."""
 
     def __init__(
         self,
@@ -92,7 +106,6 @@ class TraceRecorder:
         self.total, self.emitted = total, emitted
         self.names = [*_SUMS, *_STATISTICS, *(["share"] * selects)]
         self.steps = torch.zeros(len(self.names), rows, total + 1, device=device)  # finished images write to the end
-        self.steps[:2] = 1
         self.log_prob = torch.zeros(rows, total + 2 * reach, device=device)
         self.distances = torch.zeros(len(_DISTANCES), rows, total + 2 * reach if emitted else 0, device=device)
         self.distances[_DISTANCES.index("emitted_ratio")] = 1  # the value of vanilla decoding
@@ -106,10 +119,12 @@ class TraceRecorder:
         # entries after the end of a path repeat its last node, so every entry was visited
         path = layout.among_nodes(verdict.path_with_root)
         drafts = stats.draft.tree.height > 0
-        values = {"target": self._of_images(layout, sum_last(verdict.next_probs))}
+        values = {"target": layout.images(_deviation(sum_last(verdict.next_probs).unsqueeze(1))).amax(1)}
         if drafts:
-            values |= self._sums(stats, path) | self._statistics(stats)
-            values["target"] = values.pop("path") * values["target"]
+            along = _deviation(sum_last(stats.target.p).gather(1, path))
+            values["target"] = torch.maximum(values["target"], along)
+            values["drafter"] = layout.images(_deviation(_sums_of_drafter(stats))).amax(1)
+            values |= self._statistics(stats)
             if verdict.share is not None:
                 values["share"] = verdict.share
         row = torch.stack([values[name].float() for name in self.names if name in values])
@@ -144,28 +159,11 @@ class TraceRecorder:
             **{name: (layout.images(x).float() * drafts).sum(1) / num_drafts for name, x in means.items()},
         }
 
-    def _sums(self, stats: StepStats, path: Tensor) -> dict[str, Tensor]:
-        """Products (B,) of the sums of distributions: of the target's along the accepted path, and of the drafter's
-        that were sampled."""
-        draft, rows = stats.draft, len(stats.verdict.length)
-        child = draft.tree.children[:, :, 0].expand(rows, -1)
-        used = (child >= 0) & draft.valid.gather(1, child.clamp_min(0))
-        drafts = torch.where(used, sum_last(draft.probs), 1.0).prod(1)
-        return {
-            "path": sum_last(stats.target.p).gather(1, path).prod(1),
-            "drafter": self._of_images(stats.layout, drafts),
-        }
-
-    @staticmethod
-    def _of_images(layout: Raster, sums: Tensor) -> Tensor:
-        """The products (B,) over the chains of each image."""
-        return layout.images(sums).prod(1)
-
     def _valid(self) -> Tensor:
         """(2, B, T) bool: whether the target's and the drafter's distributions of a step sum to 1. At temperature 0 the
         arg max of NaN sums to 1 as well; in that case the token's log-probability is NaN, which is stored by position,
         not by step."""
-        return (self.steps[:2, :, : self.total] - 1).abs() <= _TOLERANCE
+        return self.steps[:2, :, : self.total] <= _TOLERANCE
 
     def wrong(self) -> Tensor:
         """(B,) bool: whether a distribution was not finite or did not sum to 1."""
@@ -186,7 +184,6 @@ class TraceRecorder:
         inside = slice(self.total)
         columns = dict(zip(self.names[len(_SUMS) :], self.steps[len(_SUMS) :, :, inside].clone(), strict=True))
         columns |= {name: columns[name].long() for name in ("accepted", "offered")}
-        columns |= {name: columns[name] > 0 for name in ("top1", "top3")}
         columns.setdefault("share", self.steps.new_empty(self.steps.shape[1], 0))
         distances = dict(zip(_DISTANCES, self.distances[:, :, inside].clone(), strict=True))
         return Trace(**columns, **distances, log_prob=self.log_prob[:, inside].clone())

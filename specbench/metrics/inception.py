@@ -7,8 +7,8 @@ An image is resized to 299x299 in one of three ways. They give different values,
 
     tf       TensorFlow 1's bilinear of the original graph: no antialiasing, pixels at their corners; then
              (x - 128) / 128. torch-fidelity, ADM.
-    clean    PIL's bicubic with antialiasing, each channel as float32, not rounded; then as above. clean-fid (Parmar et
-             al. 2022), which LANTERN's code uses.
+    clean    PIL's bicubic with antialiasing, each channel as float32, clipped to 0 to 255, not rounded; then as above.
+             clean-fid (Parmar et al. 2022), which LANTERN's code uses.
     pytorch  bilinear, no antialiasing, pixels at their centres; then x / 127.5 - 1. pytorch-fid, which SJD's code uses.
 
 `crop` is applied before: the center square is resized to this side with Lanczos (LANTERN's evaluation, for real and
@@ -76,7 +76,7 @@ class InceptionScorer(SingleImageScorer):
             image = center_crop(image, self.crop)
         if self.resize == "clean":
             bands = [Image.fromarray(image[..., band].astype(np.float32)) for band in range(3)]
-            small = [np.asarray(band.resize((SIDE, SIDE), Image.Resampling.BICUBIC)) for band in bands]
+            small = [np.asarray(band.resize((SIDE, SIDE), Image.Resampling.BICUBIC)).clip(0, 255) for band in bands]
             return (torch.from_numpy(np.stack(small))[None].to(self.device) - 128) / 128
         x = torch.from_numpy(np.array(image)).to(self.device).permute(2, 0, 1)[None].float()
         if self.resize == "pytorch":
@@ -143,7 +143,8 @@ class InceptionMetric(Metric):
     @property
     def cache_key(self) -> str:
         crop = f"{CROP}{self.options['crop']}" if self.options["crop"] else ""
-        return f"inception-v3@{cached_sha256(self._weights())[:8]}, {self.options['resize']} resize{crop}"
+        clipped = " clipped" if self.options["resize"] == "clean" else ""  # older features were not
+        return f"inception-v3@{cached_sha256(self._weights())[:8]}, {self.options['resize']} resize{clipped}{crop}"
 
     def scorer(self) -> Scorer:
         return InceptionScorer(load(self._weights()), self.options["resize"], self.options["crop"], self.context.device)

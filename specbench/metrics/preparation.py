@@ -62,9 +62,13 @@ def multiples(height: int, width: int, unit: int, least: int, most: int) -> tupl
     size = max(unit, round(height / unit) * unit), max(unit, round(width / unit) * unit)
     if least <= size[0] * size[1] <= most:
         return size
-    limit, rounded = (least, math.ceil) if size[0] * size[1] < least else (most, math.floor)
-    scale = math.sqrt(limit / (height * width))
-    return max(unit, rounded(height * scale / unit) * unit), max(unit, rounded(width * scale / unit) * unit)
+    if size[0] * size[1] < least:
+        scale = math.sqrt(least / (height * width))
+        sides = math.ceil(height * scale / unit), math.ceil(width * scale / unit)
+    else:  # a division and no product, as there: the last bit of 768 / scale decides between 420 and 448
+        scale = math.sqrt(height * width / most)
+        sides = math.floor(height / scale / unit), math.floor(width / scale / unit)
+    return max(1, sides[0]) * unit, max(1, sides[1]) * unit
 
 
 def patches(x: Tensor, side: int, merge: int, times: int) -> tuple[Tensor, tuple[int, int]]:

@@ -65,6 +65,8 @@ class ContinuousRule:
             )
         if self.gamma and self.criterion == "path" and not self.final_noise:
             raise UsageError("criterion=path also needs a density of the last step: use final_noise=true")
+        if self.gamma and self.criterion == "path" and self.inner_temperature != 1:
+            raise UsageError("inner_temperature is for criterion=exact or paper: leave it out")
         several, block = self.tries > 1, self.verification == "block"
         if several and block:
             raise UsageError("verification=block decides on one draft: use tries=1 with it")
