@@ -281,7 +281,8 @@ def _read(name: str) -> list[Row]:
 
 
 def _least(rows: Sequence[Row]) -> str:
-    return f"{min(float(row['p_value']) for row in rows):.2g}"
+    least = min(float(row["p_value"]) for row in rows)
+    return f"{least:.2g}" if least else "< 1e-300"  # underflow
 
 
 def _distance(rows: Sequence[Row], *columns: str) -> str:

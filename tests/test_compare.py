@@ -23,7 +23,7 @@ from test_journal import record
 
 from specbench import cli, data, metrics
 from specbench.compare import wording
-from specbench.compare.comparison import Comparison, compare, pair
+from specbench.compare.comparison import Comparison, compare, over_seeds, pair
 from specbench.compare.paired import Paired, PairedTest, by_influence, distribution_test, holm, paired, size
 from specbench.compare.passes import read
 from specbench.config import configuration, indices
@@ -500,11 +500,31 @@ def test_distributions_of_features_are_compared(scored: tuple[str, str, np.ndarr
         score(folder, "scenes_fid", "features@1", outputs, prompts=False)
         score(folder, "scenes_reward", "reader@1", outputs)  # no feature extractor
     comparison = between(a, b)
-    assert comparison.distribution_tests == {"features@1": distribution_test(x, y + 2)}
+    energy = distribution_test(x, y + 2)
+    assert energy is not None
+    assert comparison.distribution_tests == {"features@1": energy}
     text = wording.report(comparison)
     assert re.search(r"features@1 .*eagle_chain and cool_sd.* energy distance of 40 pairs", " ".join(text.split()))
     row = list(csv.DictReader(io.StringIO(wording.to_csv(comparison))))[-1]
     assert (row["statistic"], row["scorer"], float(row["p"])) == ("distribution", "features@1", 0.001)
+    # it is one of two tests, and its sentence follows the adjusted p
+    reward = paired_test(of(comparison, "scenes_reward")).p
+    assert (row["tests"], float(row["p_holm"])) == ("2", holm([reward, 0.001])[1])
+    assert "2 statistics were tested" in text
+    assert [r.p_holm for r in comparison.results if r.paired.test] == [2 * reward]
+    assert "cool_sd differ significantly: " in row["sentence"]
+    weak = replace(comparison, distribution_holm={"features@1": 0.06})
+    sentence = wording.distribution_sentence("features@1", replace(energy, p=0.03), weak)
+    assert " do not differ significantly: " in sentence
+    assert sentence.endswith(" (p = 0.03, but p = 0.06 after Holm's adjustment for 2 tests).")
+    older = sentence.replace("do not differ significantly", "differ").partition(" (p ")[0] + " (p = 0.03)."
+    cells = [dict.fromkeys(wording.COLUMNS, "") | {"statistic": s, "p": "0.03"} for s in ("distribution", "steps")]
+    for text in (sentence, older):
+        cells[0]["sentence"] = text
+        assert wording.readjusted(cells)[0]["sentence"] == sentence
+    alone = wording.readjusted(cells[:1])[0]["sentence"]
+    assert " and cool_sd differ significantly: " in alone
+    assert alone.endswith(" (p = 0.03).")
 
 
 def score(folder: str, metric: str, scorer: str, outputs: np.ndarray, prompts: bool = True) -> None:
@@ -536,6 +556,37 @@ def test_scores_per_image_are_compared(scored: tuple[str, str, np.ndarray, np.nd
     assert comparison.results[-1].scorer == "reader@1"
     assert comparison.tests == 1
     assert "scenes_reward" in sentences(comparison)["scenes_reward"]
+
+
+def test_a_prompt_of_several_seeds_counts_once(folders: Folders) -> None:
+    """Seeds with the same prompts used to count as independent. Prompts of one seed alone are further prompts."""
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(100, 140, (2, 2, N))  # steps: of two seeds, of each prompt
+    rewards = rng.normal(size=(2, 2, N, 3)).astype(np.float32)
+    methods = ("sjd", "gsd")
+    for shared in (True, False):
+        runs = []
+        for seed in range(2):
+            two = []
+            for side, values in enumerate((a, b)):
+                ids = [str(i if shared else 2 * i + seed) for i in range(N)]
+                made = [image(i, int(s), seed=seed, sha256=f"{side}{seed}{i}") for i, s in enumerate(values[seed])]
+                images = [replace(r, id=name) for r, name in zip(made, ids)]
+                two.append(folders.make(f"{shared}{side}{seed}", images[:: 1 - 2 * side], f"method={methods[side]}"))
+                score(two[-1], "scenes_reward", "reader@1", rewards[side, seed])
+            runs.append((read(two[0]), read(two[1])))
+        comparison = over_seeds(runs)
+        assert comparison.b.run_id == f"run-{shared}10 / run-{shared}11"
+        for name, (x, y) in {"steps": (a, b), "scenes_reward": rewards[..., 0].astype(np.float64)}.items():
+            result, wanted = (
+                of(comparison, name),
+                paired(x.mean(0), y.mean(0)) if shared else paired(x.ravel(), y.ravel()),
+            )
+            assert (result.n, result.difference) == (wanted.n, pytest.approx(wanted.difference, rel=1e-4))
+            assert paired_test(result).p == pytest.approx(paired_test(wanted).p, rel=1e-4)  # scores are float32
+            assert sentences(comparison)[name]
+    with pytest.raises(UsageError, match="different, or too few, prompts"):
+        over_seeds([(runs[0][0], runs[1][1])])
 
 
 def test_scores_that_do_not_compare_are_named(scored: tuple[str, str, np.ndarray, np.ndarray]) -> None:

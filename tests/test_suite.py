@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -13,12 +15,13 @@ import yaml
 from commands import Call, case, refused, row_of
 from fake_pipeline import FakePipeline
 
+from specbench.compare import wording
 from specbench.config import parameters, registry
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.rows import selection
-from specbench.rows.csv_files import read_rows
-from specbench.tables import suite_files, suites
+from specbench.rows.csv_files import as_cells, read_rows
+from specbench.tables import figures, suite_files, suite_sheet, suites
 from specbench.tables.suite_files import Source
 
 SUITE = {
@@ -107,6 +110,18 @@ def test_a_suite_that_is_stopped_twice_has_the_numbers_of_single_runs(call: Call
         assert row["speedup_step"] == (1 if method == "vanilla" else pytest.approx(16 / 5.5))
 
 
+def test_another_suite_has_another_folder(call: Call, suite: Path) -> None:
+    words = ("n=1", "out=s", "seeds=0", "--no-run")
+    for _ in range(2):
+        assert call("suite", "my.yaml", *words)[0] == 0
+    definition = Path("s/suite.yaml").read_bytes()
+    shutil.copy(suite, "other.yaml")
+    assert "s holds the suite my; choose another out=" in refused(call, "suite", "other.yaml", *words)
+    assert Path("s/suite.yaml").read_bytes() == definition
+    Path("s/suite.yaml").write_text("lines: 1\n")  # no command can continue it
+    assert call("suite", "other.yaml", *words)[0] == 0
+
+
 def test_one_table_with_pooled_seeds_and_tests_against_vanilla(call: Call, suite: Path) -> None:
     suite.write_text(yaml.safe_dump(SUITE | {"columns": ["speedup_step", "perplexity"]}, sort_keys=False))
     code, out, _ = call("suite", "my.yaml", "out=s")
@@ -116,14 +131,43 @@ def test_one_table_with_pooled_seeds_and_tests_against_vanilla(call: Call, suite
     assert "decoded in batches" not in out
     assert "**2.91 ± 0.00**" in lines[1]  # 16 / 5.5 in both seeds
     assert "mean over 2 seeds, ± the standard deviation between them" in out
+    assert "From the row: mean over 2 runs." in out
     for name in ("suite.md", "suite.tex", "suite.png", "suite.csv", "compared.csv", "suite.yaml"):
         assert (Path("s") / name).is_file()
     compared = (Path("s") / "compared.csv").read_text()
-    assert compared.count("accepted_length,") == 6  # every method of every seed against its own vanilla
+    # every method against its own vanilla: for every seed, and for the mean over seeds
+    assert compared.count("accepted_length,") == 9
+    assert call("suite", "my.yaml", "out=s")[0] == 0
+    assert (Path("s") / "compared.csv").read_text() == compared
     suite.write_text(yaml.safe_dump(SUITE | {"tests": TESTS, "seeds": [0]}, sort_keys=False))
     _, out, _ = call("suite", "my.yaml", "out=s")
     [tested] = [line for line in out.splitlines() if line.startswith("Steps, SJD minus Cool-SD")]
     assert tested.endswith("measured (llamagen\\_scenes) +0.000 in each of 4 pairs of images.")
+
+
+def test_a_star_is_of_the_test_against_vanilla(tmp_path: Path) -> None:
+    """A test between two lines used to replace the test of the second one against vanilla AR. With several seeds, the
+    star is of the difference of the means, and its family has no tests of single seeds."""
+    for seeds in ([0], [0, 1]):
+        content = SUITE | {"columns": ["perplexity"], "tests": TESTS, "seeds": seeds}
+        plan = suites.plan(suites.read(Source("x", content), "x"), tmp_path)
+        ids = {planned.folder: f"{planned.key}-{planned.cell.seed}" for planned in plan.runs}
+        vanilla = {p.folder: ids[p.reference] if p.reference else "" for p in plan.runs}
+        plan = plan.with_rows({f: {"run_id": ids[f], "baseline_run_id": vanilla[f]} for f in ids})
+        members: dict[str, list[Any]] = {}
+        for planned in plan.runs:
+            members.setdefault(planned.key, []).append(planned)
+        of_seeds = {key: " / ".join(run.row["run_id"] for run in runs) for key, runs in members.items()}
+        common = dict.fromkeys(wording.COLUMNS, "") | {"statistic": "log_prob_mean"}
+        pairs = [(of_seeds["vanilla"], of_seeds["sjd"], "0.01"), (of_seeds["cool_2"], of_seeds["sjd"], "0.9")]
+        pairs += [("vanilla-0", "sjd-0", "0.7")] if len(seeds) > 1 else []
+        rows = [common | {"run_a": a, "run_b": b, "p": p} for a, b, p in pairs]
+        adjusted = rows
+        for family in suites._families(rows):
+            adjusted = wording.readjusted(adjusted, family)
+        assert [row["tests"] for row in adjusted] == ["2", "2", "1"][: len(rows)]
+        plan = replace(plan, compared=tuple(adjusted))
+        assert suite_sheet._p_values(plan, members, plan.suite.table.columns) == {("sjd", "perplexity"): 0.02}
 
 
 def test_a_report_of_a_suite_shows_its_runs_and_nothing_else(call: Call, suite: Path) -> None:
@@ -292,11 +336,41 @@ def test_pooled_rows_have_the_spread_between_seeds() -> None:
     [group] = selection.groups(rows)
     pooled = selection.pooled(group)
     assert (pooled["fid"], pooled["fid_stderr"], pooled["steps"]) == (2.0, None, 8)
-    assert pooled["fid_std"] == pytest.approx(2**0.5)
-    assert (pooled["seed"], pooled["threads"], pooled["note"]) == ("0 / 1", 1, "y")
+    assert pooled[selection.spread_of("fid")] == pytest.approx(2**0.5)
+    assert (pooled["seed"], pooled["threads"], pooled["note"]) == ("0 / 1", 1, "mean over 2 runs; y")
     assert len(selection.groups([rows[0], {**rows[1], "commit": "b"}])) == 2  # never mixed
     assert len(selection.groups([rows[0], {**rows[1], "device_name": "b"}])) == 2
     assert selection.groups([{**rows[0], "time": "1"}, {**rows[0], "time": "2", "fid": 9.0}])[0][0]["fid"] == 9.0
+
+
+def test_seconds_have_the_spread_of_as_many_seeds() -> None:
+    """A suite used to drop the spread of speed-ups between seeds. Seconds of fewer seeds have none, and a note."""
+    quality = [SimpleNamespace(timed=False, row={"fid": fid, "note": ""}) for fid in ("1", "3")]
+    seconds = [SimpleNamespace(timed=True, row={"speedup_latency": value}) for value in ("2", "4")]
+    spread = selection.spread_of("speedup_latency")
+    whole, part = (suite_sheet._row([*quality, *timed]) or {} for timed in (seconds, seconds[:1]))  # type: ignore[list-item]
+    assert (float(whole["speedup_latency"]), float(whole[spread])) == (3, pytest.approx(2**0.5))
+    assert (part["speedup_latency"], part.get(spread)) == ("2", None)
+    assert (whole["note"], part["note"]) == ("mean over 2 runs", "mean over 2 runs; runs in seconds: 1")
+
+
+def test_lists_of_several_seeds_are_averaged() -> None:
+    """They were joined to "[..] / [..]", which no figure could read."""
+    rows = [
+        {
+            "seed": 0,
+            "accepted_histogram": "[0.5,0.5]",
+            "acceptance_by_step": "[null,0.5]",
+            "acceptance_by_depth": "[1]",
+        },
+        {"seed": 1, "accepted_histogram": "[0.25,0.25,0.5]", "acceptance_by_step": "[null,1.0]"},
+    ]
+    row = as_cells(selection.pooled(rows))
+    assert figures._list(row, "accepted_histogram") == [0.375, 0.375, 0.25]  # it was 0 for the first seed
+    assert row["acceptance_by_step"] == "[null, 0.75]"
+    assert row["acceptance_by_depth"] == ""
+    damaged = selection.pooled([{"accepted_histogram": text} for text in ('["a"]', "[1", "[" * 9999)])
+    assert damaged["accepted_histogram"].startswith('["a"] / [1 / [[')
 
 
 def test_a_run_that_fails_does_not_stop_the_others_or_the_table(call: Call, suite: Path, monkeypatch: Any) -> None:

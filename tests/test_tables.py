@@ -25,8 +25,9 @@ from specbench.config import configuration, parameters, registry
 from specbench.errors import UsageError
 from specbench.harness.planned import PlannedRun
 from specbench.rows.columns import COLUMNS
-from specbench.rows.csv_files import append_row, read_rows
+from specbench.rows.csv_files import append_row, as_cells, read_rows
 from specbench.rows.remarks import pieces
+from specbench.rows.selection import pooled
 from specbench.tables import (
     definitions,
     figures,
@@ -277,12 +278,28 @@ def test_several_seeds_are_pooled(tables: Tables, tmp_path: Path) -> None:
     text = (tmp_path / "results/tables/coolsd_table1.md").read_text()
     assert "2.22 ± 1.11" in text  # over 1.11, 2.22 and 3.33, each with 0.2 over images
     assert "mean over 3 seeds" in text
-    assert "standard deviation over 3 seeds" in text
+    assert "standard deviation over seeds" in text
+    assert "From the row: mean over 3 runs" in text
     assert tables("coolsd_significance", "--seeds", "1,2") == 0  # a test is of one seed
     with pytest.raises(UsageError, match="has its own seed"):
         tables("sjd_table3", "--seeds", "1,2")
     with pytest.raises(UsageError, match="with one seed each"):
         tables("relaxed_equal", "--seeds", "1,2")
+
+
+def test_a_line_with_fewer_seeds_says_so(tables: Tables, tmp_path: Path) -> None:
+    """One seed of three had its spread over images as the spread over seeds, and two were "the mean over 3 seeds"."""
+    for finished, shown, note in ((4, "4.44", False), (5, "5.00 ± 0.78", True)):
+        bench = FakeBench()
+        bench.fail_at = finished + 1
+        seeds = f"{finished}1,{finished}2,{finished}3"
+        with pytest.raises(KeyboardInterrupt):
+            tables("coolsd_table1", "--seeds", seeds, bench=bench)
+        tables("coolsd_table1", "--seeds", seeds, "--no-run")
+        lines = (tmp_path / "results/tables/coolsd_table1.md").read_text().splitlines()
+        [second] = [line for line in lines if line.startswith(f"| {RUNS[1].label} | **measured")]
+        assert f"**{shown}**" in second
+        assert any("From the row: mean over 2 runs" in line for line in lines) == note
 
 
 def test_a_missing_requested_score_ends_with_3(tables: Tables, capsys: Any) -> None:
@@ -381,8 +398,10 @@ def test_a_spread_is_shown_for_the_rows_that_have_it() -> None:
     older = _row(accepted_length_std="0.2", n="64")
     for row, error in ((older, 0.2 / 8), (older | {"accepted_length_stderr": "0.5"}, 0.5)):
         expected = (1.11, 0.7101, layout.NORMAL95 * error, layout.NORMAL95 * 0.0123)
-        assert figures.point(row, "accepted_length_mean", "clip_score", layout.NORMAL95) == pytest.approx(expected)
-    assert figures.stderr(_row(), "fid") == 0
+        assert figures.point(row, "accepted_length_mean", "clip_score") == pytest.approx(expected)
+    assert figures.half_width(_row(), "fid") == 0
+    seeds = as_cells(pooled([{"fid": value, "fid_stderr": 9.0, "n": 64} for value in (1.0, 2.0, 3.0)]))
+    assert figures.half_width(seeds, "fid") == pytest.approx(4.302653 * 1 / 3**0.5)  # t with 2 degrees of freedom
     [index] = [i for i, c in enumerate(TABLE.columns) if c.key == "speedup_latency"]
     rows = _all_rows() | {"eagle1": _row(speedup_latency_stderr="0.034")}
     sheet = _sheet(rows)

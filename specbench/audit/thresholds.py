@@ -1,7 +1,7 @@
 """The p-values and distances that determine a verdict."""
 
-#: A p-value below it is "not lossless". `--all` tests about 200 true hypotheses, so 1e-5 rejects one of them by chance
-#: for 0.2 % of all seeds. Bonferroni is conservative here, since prefixes contain each other, and sums of tokens
+#: A p-value below it is "not lossless". `--all` tests some 360 true hypotheses, so 1e-5 rejects one of them by chance
+#: for 0.4 % of all seeds. Bonferroni is conservative here, since prefixes contain each other, and sums of tokens
 #: contain the tokens. The test still finds a relevant bias: a total variation of 0.02 in a first token of equally
 #: likely values gives p near 1e-68 at 200,000 samples, and a Kolmogorov-Smirnov distance of 0.01 gives p near 1e-7.
 LEVEL = 1e-5

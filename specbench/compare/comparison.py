@@ -15,7 +15,7 @@ import numpy as np
 from specbench.compare import passes
 from specbench.compare.breakdown import Group, groups_of
 from specbench.compare.paired import DistributionTest, Paired, by_influence, distribution_test, holm, paired
-from specbench.compare.passes import ScoredPass
+from specbench.compare.passes import MetricOfRun, ScoredPass
 from specbench.config import indices, parameters
 from specbench.errors import UsageError, plain
 from specbench.rows import summary, timing
@@ -120,11 +120,12 @@ class Comparison:
     untested: tuple[str, ...]
     distribution_tests: Mapping[str, DistributionTest] = field(default_factory=dict)  # by feature extractor
     groups: tuple[tuple[Group, Group], ...] = ()  # rows of `breakdown` of A, and of B with A as its baseline
+    distribution_holm: Mapping[str, float] = field(default_factory=dict)  # the adjusted p of the distribution tests
 
     @property
     def tests(self) -> int:
-        """The number of tested statistics."""
-        return sum(r.paired.test is not None for r in self.results)
+        """The number of tested statistics, with the distributions."""
+        return sum(r.paired.test is not None for r in self.results) + len(self.distribution_tests)
 
 
 def compare(a: ScoredPass, b: ScoredPass) -> Comparison:
@@ -150,9 +151,52 @@ def compare(a: ScoredPass, b: ScoredPass) -> Comparison:
             f" {seconds[0]}, may have changed in between."
         )
     scored, unscored, tests = _compare_metrics(a, b, pairs)
-    adjusted = _adjusted([*results, *scored])
+    adjusted, of_distributions = _adjusted([*results, *scored], tests)
     left_out, groups = (*untested, *unscored), groups_of(a, b, pairs)
-    return Comparison(a, b, names, len(pairs), tuple(remarks), adjusted, left_out, tests, groups)
+    return Comparison(a, b, names, len(pairs), tuple(remarks), adjusted, left_out, tests, groups, of_distributions)
+
+
+def over_seeds(runs: Sequence[tuple[ScoredPass, ScoredPass]]) -> Comparison:
+    """Compares the means over seeds, from passes A and B of each seed, by every statistic except seconds. A prompt, by
+    its id, counts once: its images are not independent. UsageError if A and B of a seed have different prompts."""
+    from specbench import metrics
+
+    numbers: dict[str, int] = {}  # of the prompts, by id
+    prompts: list[int] = []
+    for two in runs:
+        first, second = ({indices.prompt_of(i): r.id for i, r in sorted(run.records.items())} for run in two)
+        if first != second or len(first) < FEWEST:
+            raise UsageError(f"{two[0].path} and {two[1].path} have different, or too few, prompts")
+        prompts += [numbers.setdefault(name, len(numbers)) for name in first.values()]
+    scored = [metrics.Outputs(run.folder).scorers.keys() for two in runs for run in two]
+    names = sorted(set(parameters.single_metrics()).intersection(*scored))
+    results, untested = list[Result](), list[str]()
+    for statistic in (*(s for s in STATISTICS if not s.name.endswith("_s")), *map(_metric_statistic, names)):
+        try:
+            parts = [[_of_prompts(statistic, run) for run in two] for two in runs]
+            if len(scorers := {part.scorer for sides in parts for part in sides}) > 1:
+                raise UsageError(f"scored by {' and by '.join(map(plain, sorted(scorers)))}")
+        except UsageError as e:
+            untested.append(f"{statistic.name}: {e}")
+            continue
+        a, b = (float(np.mean([sides[i].value for sides in parts])) for i in (0, 1))
+        every = np.concatenate([y.value - x.value + y.influences - x.influences for x, y in parts])
+        moved = passes.of_prompts(every - every.mean(), prompts)
+        result = by_influence(a, b, 0 * moved, moved, statistic.resolution or FLOAT32 * max(abs(a), abs(b)))
+        results.append(Result(statistic, scorers.pop(), result, "prompts"))
+    x, y = (replace(side[0], run_id=" / ".join(run.run_id for run in side)) for side in zip(*runs))
+    return Comparison(x, y, passes.names(x, y), len(numbers), (), _adjusted(results, {})[0], tuple(untested))
+
+
+def _of_prompts(statistic: Statistic, run: ScoredPass) -> MetricOfRun:
+    """A statistic over all images of a run, and how each prompt moves it. UsageError if it was not measured."""
+    if statistic.name in parameters.single_metrics():
+        return passes.of_column(run, parameters.metric_columns(statistic.name)[0])
+    values = [statistic.value(r) for r in run.records.values()]
+    if None in values:
+        raise UsageError(f"{plain(run.argument)} did not measure it")
+    known, prompts = np.array(values, dtype=np.float64), [*map(indices.prompt_of, run.records)]
+    return MetricOfRun("", float(known.mean()), passes.of_prompts(known - known.mean(), prompts))
 
 
 def pair(a: ScoredPass, b: ScoredPass) -> tuple[list[tuple[Record, Record]], list[str]]:
@@ -208,14 +252,17 @@ def _listed(left: Sequence[int]) -> str:
     return f"{shown}, ..., {indices.label(left[-1])}" if len(left) > 5 else shown
 
 
-def _adjusted(results: Sequence[Result]) -> tuple[Result, ...]:
-    """The results with Holm's adjustment of each test, over the statistics that have this test."""
-    adjusted: list[dict[int, float]] = []
-    for which in ("p", "wilcoxon"):
-        p = {i: getattr(r.paired.test, which, None) for i, r in enumerate(results)}
-        tested = {i: value for i, value in p.items() if value is not None}
+def _adjusted(results: Sequence[Result], tests: DistributionTests) -> tuple[tuple[Result, ...], dict[str, float]]:
+    """The results with Holm's adjustment of each test, over the statistics that have this test, and the adjusted p of
+    the distribution tests, which belong to the t-tests."""
+    adjusted: list[dict[int | str, float]] = []
+    for which, more in (("p", {name: test.p for name, test in tests.items()}), ("wilcoxon", {})):
+        p = {i: getattr(r.paired.test, which, None) for i, r in enumerate(results)} | more
+        tested = {key: value for key, value in p.items() if value is not None}
         adjusted.append(dict(zip(tested, holm(list(tested.values())))))
-    return tuple(replace(r, p_holm=adjusted[0].get(i), wilcoxon_holm=adjusted[1].get(i)) for i, r in enumerate(results))
+    first, second = adjusted
+    changed = (replace(r, p_holm=first.get(i), wilcoxon_holm=second.get(i)) for i, r in enumerate(results))
+    return tuple(changed), {name: first[name] for name in tests}
 
 
 def _compare_statistics(pairs: Pairs, names: tuple[str, str], unsteady: str) -> tuple[list[Result], list[str]]:

@@ -110,7 +110,7 @@ class CurveDifference:
 
 
 def rows(curves: Mapping[str, Sequence[ScoredPass]], x: str, y: str) -> Iterator[dict[str, str | float | int | None]]:
-    """The rows, without panel and runs, of every pair of curves that have a common range of x.
+    """The rows, without panel and runs, of every pair of curves. Without a common range of x, a row has no values.
 
     Raises UsageError if x or y is not a statistic of these runs, or if their prompts or scorers differ.
     """
@@ -120,13 +120,13 @@ def rows(curves: Mapping[str, Sequence[ScoredPass]], x: str, y: str) -> Iterator
         raise UsageError(f"{y} was scored by {' and by '.join(map(plain, scorers))}: score all runs by one")
     resolution = _Y[y].resolution if y in _Y else 0.0
     for a, b, result in pairs(points, resolution=resolution):
+        about: dict[str, str | float | int | None] = {"x": x, "y": y, "a": a, "b": b, "prompts": len(prompts)}
+        if result is None:
+            yield about
+            continue
         ratio = result.ratio_interval
         yield {
-            "x": x,
-            "y": y,
-            "a": a,
-            "b": b,
-            "prompts": len(prompts),
+            **about,
             "from_x": float(result.at[0]),
             "to_x": float(result.at[-1]),
             "y_a": result.mean_a,
@@ -148,16 +148,15 @@ def _listed(values: np.ndarray) -> str:
 
 def pairs(
     curves: Mapping[str, Sequence[CurvePoint]], samples: int = RESAMPLES, resolution: float = 0.0
-) -> Iterator[tuple[str, str, CurveDifference]]:
-    """Every pair of curves with a common range: their labels, and the comparison. samples: how often the prompts are
-    resampled, at random, but with the same samples for the same number of prompts; resolution: of y."""
+) -> Iterator[tuple[str, str, CurveDifference | None]]:
+    """Every pair of curves: their labels, and the comparison, None without a common range. samples: how often the
+    prompts are resampled, at random, but with the same samples for the same number of prompts; resolution: of y."""
     n = len(next(iter(curves.values()))[0].dy)
     counts = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), samples)
     weights = np.concatenate([np.ones((1, n)), counts])
     sampled = {label: curve(points, weights) for label, points in curves.items()}
     for (a, first), (b, second) in combinations(sampled.items(), 2):
-        if (result := difference(first, second, n, resolution)) is not None:
-            yield a, b, result
+        yield a, b, difference(first, second, n, resolution)
 
 
 def curve(points: Sequence[CurvePoint], weights: np.ndarray) -> SampledCurve:

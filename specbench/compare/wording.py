@@ -28,7 +28,7 @@ COLUMNS = {
     "scorer": "cache key of the scorer or feature extractor; empty if the statistic is not a metric",
     "a": "label of A in the sentences",
     "b": "label of B",
-    "run_a": "run_id of A",
+    "run_a": "run_id of A; of means over seeds, all their run_ids",
     "run_b": "run_id of B",
     "pairs": "pairs of images; if prompts have several images, pairs of prompts; for decode_s pairs of batches,\n"
     "whose images share their seconds",
@@ -104,7 +104,10 @@ def readjusted(rows: Sequence[Mapping[str, str]], family: Collection[int] | None
         tested = [i for i, row in enumerate(result) if row[name] and (family is None or i in family)]
         for i, p in zip(tested, holm([float(result[i][name]) for i in tested]), strict=True):
             result[i] |= {f"{name}_holm": repr(p), "tests": str(len(tested))}
-            if name == "p" and result[i]["statistic"] != "distribution":
+            if name == "p" and result[i]["statistic"] == "distribution":
+                verdict = _verdict(float(result[i]["p"]), p, len(tested))
+                result[i]["sentence"] = _VERDICT.sub(r"{}\1{}".format(*verdict), result[i]["sentence"])
+            elif name == "p":
                 wilcoxon = float(result[i]["p_wilcoxon_holm"]) if result[i]["p_wilcoxon_holm"] else None
                 end = _adjustment(float(result[i]["p"]), p, wilcoxon, len(tested))
                 result[i]["sentence"] = _ADJUSTMENT.sub(end, result[i]["sentence"], count=1)
@@ -114,11 +117,21 @@ def readjusted(rows: Sequence[Mapping[str, str]], family: Collection[int] | None
 def distribution_sentence(extractor: str, test: DistributionTest, comparison: Comparison) -> str:
     """A sentence on whether the images of A and B have the same distribution."""
     a, b = comparison.names
-    verdict = "differ significantly" if test.p < 1 - LEVEL else "do not differ significantly"
+    verdict, p = _verdict(test.p, comparison.distribution_holm[extractor], comparison.tests)
     return (
         f"{plain(extractor)} features of {a} and {b} {verdict}: the energy distance of {test.n} pairs of features is"
-        f" {test.distance:.3g}, and {test.swapped:.3g} on average if pairs are swapped at random (p {_p(test.p)})."
+        f" {test.distance:.3g}, and {test.swapped:.3g} on average if pairs are swapped at random {p}"
     )
+
+
+#: The two parts of a sentence on distributions that `_verdict` gives, also in the words of older versions.
+_VERDICT = re.compile(r"(?:do not )?differ(?: significantly| beyond chance)?(: the energy distance .*)\(p [^()]*\)\.$")
+
+
+def _verdict(p: float, p_holm: float, tests: int) -> tuple[str, str]:
+    """Whether two distributions differ by the adjusted p, and the end of the sentence."""
+    end = _adjustment(p, p_holm, None, tests).removesuffix(".")
+    return ("differ" if p_holm < 1 - LEVEL else "do not differ") + " significantly", f"(p {_p(p)}{end})."
 
 
 def _claim(result: Result, comparison: Comparison, decimals: int) -> str:
@@ -242,8 +255,9 @@ def rows(comparison: Comparison) -> list[dict[str, Any]]:
             line |= dict(zip(("pairs_needed", "pairs_needed_low"), pairs_needed(p) or (), strict=False))
         lines.append(line)
     for extractor, distribution in comparison.distribution_tests.items():
-        line = {"statistic": "distribution", "scorer": extractor, "pairs": distribution.n}
+        line = {"statistic": "distribution", "scorer": extractor, "pairs": distribution.n, "tests": comparison.tests}
         line |= {"test_statistic": distribution.distance, "p": distribution.p}
+        line |= {"p_holm": comparison.distribution_holm[extractor]}
         lines.append({**common, **line, "sentence": distribution_sentence(extractor, distribution, comparison)})
     return lines
 

@@ -95,7 +95,7 @@ _LIKELIHOOD = {
     "emitted_ratio_max": "maximum ratio of an emitted token's probability to the target's at any node, over all tokens"
     " that could have been emitted and all images",
     "emitted_log_ratio": "JSON list over the depths 1, 2, ... of a draft: natural logarithm of that ratio, mean over"
-    " nodes (the log k of a band)",
+    " images of their means over nodes (the log k of a band)",
 }
 
 

@@ -35,7 +35,6 @@ FEW = 1 / 32
 LEAST_CODES = 64
 #: The maximum share of degenerate images in a run that ends with exit code 0. Vanilla AR of the embedded model had no
 #: degenerate image; an engine with such a fault fails for most requests.
-#: degenerate image; an engine that fails so fails for most requests.
 MOST = 0.1
 _CELLS = 64  # pixels are averaged over squares: at most this many on each side
 

@@ -5,6 +5,8 @@ Rows that differ only in their seed are shown as one: means, and the standard de
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 import operator
 import re
@@ -34,8 +36,8 @@ _UNPOOLED = ("run_id", "time", "config_hash", "seed", "prompts_hash", "note")
 
 
 def spread_of(column: str) -> str:
-    """The column with the standard deviation between seeds."""
-    return f"{column.removesuffix('_mean')}_std"
+    """The column of pooled rows with the standard deviation between seeds. A row of one seed does not have it."""
+    return f"{column}_seed_std"
 
 
 def key(row: Row) -> tuple[str, ...]:
@@ -61,8 +63,8 @@ def _plain(value: Any) -> str:
 
 def pooled(rows: Sequence[Row]) -> dict[str, Any]:
     """One row for several: for a number the mean over the rows, with the standard deviation between them in the column
-    `spread_of`; for a text every value; for notes the remarks that all rows share. A number that is missing in some
-    rows is missing.
+    `spread_of`; for a list of numbers their means; for a text every value; for notes the remarks that all rows share,
+    after the number of rows, which is also in `seeds`. A number or a list that is missing in some rows is missing.
 
     Standard errors of single rows are dropped: they are within a seed, whereas the spread is between seeds.
     """
@@ -70,15 +72,17 @@ def pooled(rows: Sequence[Row]) -> dict[str, Any]:
         return dict(rows[0])
     result: dict[str, Any] = {}
     spreads: dict[str, float] = {}
+    of_runs = f"mean over {len(rows)} runs"
     for name in dict.fromkeys(name for row in rows for name in row):
         cells = [row.get(name) for row in rows]
         if name == "note":
-            result[name] = _common_note([_plain(cell) for cell in cells])
+            result[name] = "; ".join(filter(None, [of_runs, _common_note([_plain(cell) for cell in cells])]))
         elif len({_plain(cell) for cell in cells}) == 1 and (name in parameters.table() or name in MACHINE):
             result[name] = cells[0]
         elif name not in NUMBERS or name in (*_UNPOOLED, *MACHINE) or name in parameters.table():
+            lists = [_list(cell) for cell in cells]
             texts = dict.fromkeys(_plain(cell) for cell in cells if cell not in (None, ""))
-            result[name] = " / ".join(texts) or None
+            result[name] = _mean_list(lists, name) if any(lists) else " / ".join(texts) or None
         elif name.endswith(("_stderr", "_std")):
             result[name] = None
         else:
@@ -90,7 +94,26 @@ def pooled(rows: Sequence[Row]) -> dict[str, Any]:
                 spreads[spread_of(name)] = statistics.stdev(known)
     if len({_plain(row.get("timing_valid")) for row in rows}) > 1:
         result["timing_valid"] = "false"
-    return result | spreads
+    return result | spreads | {"seeds": len(rows)}
+
+
+def _list(cell: Any) -> list[float | None]:
+    """A JSON list of numbers and nulls; [] for anything else."""
+    try:
+        numbers = json.loads(cell) if _plain(cell).startswith("[") else []
+        return [None if number is None else float(number) for number in numbers]
+    except (ArithmeticError, RecursionError, TypeError, ValueError):
+        return []
+
+
+def _mean_list(lists: Sequence[list[float | None]], name: str) -> str | None:
+    """The mean of each entry over the lists, without nulls. An entry after the end of a list is unknown, and 0 in a
+    histogram."""
+    if not all(lists):
+        return None
+    end = 0.0 if name == "accepted_histogram" else None
+    known = [[v for v in entries if v is not None] for entries in itertools.zip_longest(*lists, fillvalue=end)]
+    return json.dumps([statistics.fmean(entries) if entries else None for entries in known])
 
 
 def _common_note(notes: Sequence[str]) -> str | None:
@@ -201,7 +224,7 @@ def grouped(rows: Sequence[Row], names: Sequence[str], pool_seeds: bool) -> tupl
     the number of its rows as `seeds`. And a note on each group whose rows differ in device, code or arithmetic."""
     if not names:
         by_seed = groups(rows) if pool_seeds else [[row] for row in rows]
-        return [{**pooled(group), "seeds": len(group)} for group in by_seed], []
+        return [{"seeds": 1} | pooled(group) for group in by_seed], []
     by_key: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         by_key.setdefault(tuple(str(row.get(column(name)) or "") for name in names), []).append(row)
@@ -209,7 +232,7 @@ def grouped(rows: Sequence[Row], names: Sequence[str], pool_seeds: bool) -> tupl
     notes = [
         f"the group {' '.join(key)} mixes rows that differ in {', '.join(odd)}" for key, odd in mixed.items() if odd
     ]
-    return [{**pooled(group), "seeds": len(group)} for group in by_key.values()], notes
+    return [{"seeds": 1} | pooled(group) for group in by_key.values()], notes
 
 
 def telling(rows: Sequence[Row], groups: Sequence[str]) -> list[str]:

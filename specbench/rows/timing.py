@@ -145,7 +145,6 @@ def steadiness(pairs: Sequence[Pair]) -> Steadiness | None:
     speed-up that does not come from the steps, which are known and differ from prompt to prompt. A slowdown of both
     sides, such as a drift of the whole machine, does not change x.
 
-    Let R be the range of the cumulative sums of x minus its mean: the largest |sum| over any block of consecutive pairs
     Let R be the range of the cumulative sums of x less its mean: the largest |sum| over any block of consecutive pairs
     (or over the pairs outside of it). A stretch with the share f <= 1/2 of the pairs in which one side is d slower has
     R = N f (1 - f) d, and moves the mean of x by f d: by at most 2 R / N.

@@ -111,20 +111,19 @@ class _TableRunner(PlanRunner[TablePlan]):
         return next((place for place in places if _is_of(place, run.row)), None)
 
     def test_curves(self, panel: Panel, runs: str) -> None:
-        """Compares every pair of curves of a panel, except curves whose runs did not measure the column. runs:
-        identifies the panel's runs."""
+        """Compares the pairs of curves of a panel that are not compared yet. runs: identifies the panel's runs."""
         from specbench.compare import equal
 
-        table, rows, label = self.plan.table, self.plan.rows, panel.label
-        folders = self.folders(panel.keys)
+        label, folders, plan = panel.label, self.folders(panel.keys), self.plan.with_tests(self.results)
         self.say(f"{label}: every pair of curves, image by image")
-        for x, y in [(x, y) for other, x, y in table.comparisons if other == panel]:
-            whole = [curve for curve in panel.curves if all((rows[key] or {}).get(y) for key in curve.lines)]
+        for (x, y), missing in plan.uncompared(panel, runs).items():
+            whole = plan.with_column(panel, y)
             if left_out := [curve.label for curve in panel.curves if curve not in whole]:
                 self.say(f"{label}: {', '.join(left_out)} did not measure {y} and is skipped")
             curves = {curve.label: [folders[key] for key in curve.lines] for curve in whole}
-            for row in self.bench.equal(curves, x, y):
-                equal.ROWS.append(store(table, self.results, "_pairs"), {**row, "panel": label, "runs": runs})
+            for row in self.bench.equal(curves, x, y) if missing else ():
+                if (row["a"], row["b"]) in missing:
+                    equal.ROWS.append(store(plan.table, self.results, "_pairs"), {**row, "panel": label, "runs": runs})
 
 
 def collect(todo: TablePlan, results: Path, bench: Bench, say: Callable[[str], None], jobs: int = 1) -> TablePlan:

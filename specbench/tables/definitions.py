@@ -13,6 +13,7 @@ from typing import Any, Literal
 from specbench.config import parameters, protocols, registry
 from specbench.errors import UsageError
 from specbench.rows.columns import METRICS, SHOWN, stderr_of
+from specbench.rows.selection import spread_of
 
 DEFAULT_MODEL = "llamagen_scenes"
 
@@ -42,6 +43,8 @@ class Column:
         """The column with the spread of `key`; rows may not have it."""
         if self.std_over is None:
             return ""
+        if self.std_over == "seeds":
+            return spread_of(self.key)
         return f"{self.key.removesuffix('_mean')}_std" if self.std_over else stderr_of(self.key)
 
     @property

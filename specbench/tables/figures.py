@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench.rows.columns import stderr_of
+from specbench.rows.selection import spread_of
 from specbench.tables.definitions import AXES, Column, Maps, Series, Stack, Table, TableFigure
 from specbench.tables.layout import NORMAL95, printable
 
@@ -150,7 +151,7 @@ def _log_curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None
     grid = drawn.add_gridspec(2 * count, 1, height_ratios=(3.4, 1) * count, hspace=0, **margins)
     axes = [(drawn.add_subplot(grid[2 * i]), drawn.add_subplot(grid[2 * i + 1])) for i in range(count)]
     styles = styles_of([[curve.label for curve in panel.curves if len(curve.lines) > 2] for panel in figure.panels])
-    measured = {line.key: p for line in table.lines if (p := point(rows.get(line.key), x, y.key, NORMAL95))}
+    measured = {line.key: p for line in table.lines if (p := point(rows.get(line.key), x, y.key))}
     above = [p for p in measured.values() if p[1] > y.rounding]
     if not above:
         return drawn
@@ -336,21 +337,21 @@ def _list(row: Row | None, key: str) -> list[float]:
 
 def _band(axis: Axes, row: Row, column: Column) -> None:
     """Draws the baseline as a line, and its 95 % interval as a band."""
-    value, spread = float(row[column.key]), stderr(row, column.key)
+    value, half = float(row[column.key]), half_width(row, column.key)
     axis.axhline(value, color="0.45", lw=1, ls="--", label="vanilla")
-    axis.axhspan(value - NORMAL95 * spread, value + NORMAL95 * spread, color="0.85", zorder=0)
+    axis.axhspan(value - half, value + half, color="0.85", zorder=0)
 
 
-def point(row: Row | None, x: str, y: str, width: float = 1.0) -> Point | None:
-    """(x, y, `width` standard errors of x, of y); None if the row does not have both values."""
+def point(row: Row | None, x: str, y: str) -> Point | None:
+    """The point of a row; None if the row does not have both values."""
     if row is None or not row.get(x) or not row.get(y):
         return None
-    return float(row[x]), float(row[y]), width * stderr(row, x), width * stderr(row, y)
+    return float(row[x]), float(row[y]), half_width(row, x), half_width(row, y)
 
 
 def points(rows: Mapping[str, Row | None], lines: Sequence[str], x: str, y: str) -> list[Point]:
     """The points of a curve."""
-    return [p for key in lines if (p := point(rows.get(key), x, y, NORMAL95))]
+    return [p for key in lines if (p := point(rows.get(key), x, y))]
 
 
 def draw_points(axis: Axes, points: Sequence[Point], style: Style, **more: Any) -> None:
@@ -360,10 +361,15 @@ def draw_points(axis: Axes, points: Sequence[Point], style: Style, **more: Any) 
         axis.errorbar(x, y, dy, dx, color=style[0], marker=style[1], lw=1.2, **more)
 
 
-def stderr(row: Row, key: str) -> float:
-    """The standard error of a column; 0 for a parameter. Rows of older versions have the standard deviation over their
-    images, or neither, which counts as 0."""
+def half_width(row: Row, key: str) -> float:
+    """Half the 95 % interval of a column; 0 for a parameter. A mean over seeds has Student's t, because seeds are few.
+    Rows of older versions have the standard deviation over their images, or no error, which counts as 0."""
+    if between := row.get(spread_of(key)):
+        from scipy.special import stdtrit
+
+        seeds = int(row["seeds"])
+        return float(between) / math.sqrt(seeds) * float(stdtrit(seeds - 1, 0.975))
     if text := row.get(stderr_of(key)):
-        return float(text)
+        return NORMAL95 * float(text)
     std = row.get(f"{key.removesuffix('_mean')}_std") or 0.0
-    return float(std) / math.sqrt(float(row["n"]))
+    return NORMAL95 * float(std) / math.sqrt(float(row["n"]))

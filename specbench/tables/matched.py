@@ -61,7 +61,7 @@ def adjusted_pairs(todo: TablePlan) -> PairGroups:
     all pairs that the table plans (1 without a test). A pair that is not compared yet counts as p = 1: its real value
     can only make the other adjusted values smaller."""
     runs = todo.equal
-    rows = [row for row in todo.pairs if row["runs"] in runs]
+    rows = [row for row in todo.pairs if row["runs"] in runs and row["at"]]  # with a common range
     tested = [float(row["p"]) for row in rows if row["p"]]
     adjusted = iter(holm([*tested, *[1.0] * (planned_pairs(todo) - len(tested))]))
     groups: PairGroups = {}

@@ -27,7 +27,7 @@ from specbench.rows.csv_files import as_cells, has_runs, read_rows
 from specbench.rows.selection import pooled
 from specbench.storage.files import sha256, state
 from specbench.tables import literature
-from specbench.tables.definitions import Line, Panel, Table, TableTest
+from specbench.tables.definitions import Curve, Line, Panel, Table, TableTest
 
 #: The command that makes the rows, unless it is `specbench run` -> their files.
 ROW_FILES = {"bench": ROWS, "probe": PROBES}
@@ -122,9 +122,26 @@ class TablePlan(Plan[TableRun]):
 
     @property
     def unequalled(self) -> dict[str, Panel]:
-        """The panels of `equal` whose runs are not compared yet."""
-        known = {row["runs"] for row in self.pairs}
-        return {runs: panel for runs, panel in self.equal.items() if runs not in known}
+        """The panels of `equal` with pairs of curves that are not compared yet."""
+        return {runs: panel for runs, panel in self.equal.items() if any(self.uncompared(panel, runs).values())}
+
+    def uncompared(self, panel: Panel, runs: str) -> dict[tuple[str, str], list[tuple[str, str]]]:
+        """(x, y) -> the pairs of a panel's curves that are not compared yet. Curves without the column have none."""
+        known = {(row["x"], row["y"], row["a"], row["b"]) for row in self.pairs if row["runs"] == runs}
+        return {
+            (x, y): [
+                pair
+                for pair in itertools.combinations([curve.label for curve in self.with_column(panel, y)], 2)
+                if (x, y, *pair) not in known
+            ]
+            for other, x, y in self.table.comparisons
+            if other == panel
+        }
+
+    def with_column(self, panel: Panel, y: str) -> list[Curve]:
+        """The curves of a panel whose rows all have a column."""
+        rows = self.rows
+        return [curve for curve in panel.curves if all((rows[key] or {}).get(y) for key in curve.lines)]
 
     def state(self, asked: bool) -> str:
         """One line on the rows that exist; asked: whether the user named the model."""
@@ -200,12 +217,19 @@ def plan(
 
 
 def over_seeds(table: Table, seeds: int) -> Table:
-    """The table of means over this number of seeds; its columns and a remark say so."""
+    """The table of means over this number of seeds; its columns and a remark say so. Each line's note has the number of
+    its finished runs."""
     if seeds < 2:
         return table
-    spread = [c if c.std_over is None else replace(c, std_over=f"{seeds} seeds") for c in table.columns]
-    remark = f"Each value is the mean over {seeds} seeds, ± the standard deviation between them."
-    return replace(table, columns=tuple(spread), tests=(), remarks=(remark, *table.remarks))
+    columns = (
+        c if c.std_over is None else replace(c, std_over="seeds", published_spread=c.printed_spread)
+        for c in table.columns
+    )
+    remark = (
+        f"Each value is the mean over {seeds} seeds, ± the standard deviation between them. A line that is not complete"
+        " has fewer: its note gives their number, and one seed has no ±."
+    )
+    return replace(table, columns=tuple(columns), tests=(), remarks=(remark, *table.remarks))
 
 
 def _rows(table: Table, results: Path) -> Mapping[str, list[Row]]:

@@ -3,17 +3,15 @@ tests of the differences from vanilla AR."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from specbench.compare.paired import holm
 from specbench.config import parameters
 from specbench.harness.planned import Row
 from specbench.rows.columns import METRICS, TIMED_COLUMNS
 from specbench.rows.csv_files import as_cells
 from specbench.rows.differences import LEVEL
-from specbench.rows.selection import pooled
+from specbench.rows.selection import pooled, spread_of
 from specbench.rows.shown import MACHINE
 from specbench.tables import layout
 from specbench.tables.definitions import Column, Curve, Line, Maps, Panel, Series, Stack, Table, TableFigure, TableTest
@@ -78,10 +76,14 @@ def _row(runs: Sequence[TableRun]) -> Row | None:
     row = pooled(quality)
     if seconds:
         timed = pooled(seconds)
-        row |= {name: timed.get(name) for name in TIMED_COLUMNS}
+        # A spread of fewer seeds than `seeds` would be misread.
+        spreads = map(spread_of, TIMED_COLUMNS if len(seconds) == len(quality) else ())
+        row |= {name: timed.get(name) for name in (*TIMED_COLUMNS, *spreads)}
     # Every run of quality has this remark, which does not apply to the timed runs.
-    remarks = (part for part in str(row.get("note") or "").split("; ") if not part.startswith("decoded in batches of"))
-    row["note"] = "; ".join(remarks)
+    remarks = [part for part in str(row.get("note") or "").split("; ") if not part.startswith("decoded in batches of")]
+    if seconds and len(seconds) != len(quality):
+        remarks.append(f"runs in seconds: {len(seconds)}")
+    row["note"] = "; ".join(filter(None, remarks))
     return as_cells(row)
 
 
@@ -132,21 +134,21 @@ def _is_vanilla(line: Line) -> bool:
 def _p_values(
     plan: SuitePlan, members: Mapping[str, Sequence[TableRun]], columns: Sequence[Column]
 ) -> dict[tuple[str, str], float]:
-    """(line, column) -> the two-sided p-value of its difference from vanilla AR after Holm's adjustment: for one seed
-    over all tests of `COMPARED`, for several over the tests of pooled seeds."""
-    by_pair = {(row["run_b"], row["statistic"]): row for row in plan.compared}
+    """(line, column) -> the two-sided p-value of its difference from vanilla AR (for several seeds, of the means over
+    them), with the adjustment of `COMPARED`."""
+    tests = {(row["run_a"], row["run_b"], row["statistic"]): row for row in plan.compared}
     adjusted: dict[tuple[str, str], float] = {}
-    pooled: dict[tuple[str, str], float] = {}
     for key, runs in members.items():
-        shown = {(run.row or {}).get("run_id", "") for run in runs if run.reference is not None}
+        shown = [run.row for run in runs if run.row is not None and run.reference is not None]
+        shown = [row for row in shown if row.get("baseline_run_id")]  # vanilla AR is finished
+        ids = [" / ".join(row[name] for row in shown) for name in ("baseline_run_id", "run_id")]
         for column in columns:
             names = [_STATISTICS[column.key]] if column.key in _STATISTICS else _metrics_of(plan, column.key)
-            rows = [by_pair[run_id, name] for name in names for run_id in sorted(shown) if (run_id, name) in by_pair]
-            if len(rows) == 1 and rows[0].get("p"):
-                adjusted[key, column.key] = float(rows[0]["p_holm"])
-            elif len(rows) > 1 and (p := _pooled_p(rows)) is not None:
-                pooled[key, column.key] = p
-    return adjusted | dict(zip(pooled, holm(list(pooled.values())), strict=True))
+            for name in names:
+                row = tests.get((ids[0], ids[1], name))
+                if row is not None and row["p"]:
+                    adjusted[key, column.key] = float(row["p_holm"])
+    return adjusted
 
 
 def _metrics_of(plan: SuitePlan, column: str) -> list[str]:
@@ -154,20 +156,6 @@ def _metrics_of(plan: SuitePlan, column: str) -> list[str]:
     names = dict.fromkeys(row["statistic"] for row in plan.compared)
     known = parameters.single_metrics()
     return [name for name in names if name in known and parameters.metric_columns(name)[0] == column]
-
-
-def _pooled_p(rows: Sequence[Row]) -> float | None:
-    """The two-sided p-value of the mean difference over seeds, from the paired test of each seed. The standard errors
-    of independent seeds add in squares; the degrees of freedom follow Welch and Satterthwaite."""
-    from scipy import special
-
-    tested = [row for row in rows if row.get("p")]  # without seeds in which every pair differs by the same
-    if not tested or any(not float(row["test_statistic"]) for row in tested):
-        return None
-    errors = [float(row["difference"]) / float(row["test_statistic"]) for row in tested]
-    t = math.fsum(float(row["difference"]) for row in rows) / math.hypot(*errors)
-    free = math.hypot(*errors) ** 4 / math.fsum(e**4 / float(row["df"]) for e, row in zip(errors, tested))
-    return float(2 * special.stdtr(free, -abs(t)))
 
 
 def _remarks(
@@ -191,10 +179,10 @@ def _remarks(
         many = f"{significant} of {tests} are significant"
         yield (
             f"Differences from vanilla AR, paired by prompt, in {tests} values of quality: {many} (p <"
-            f" {1 - LEVEL:.2g} after Holm's adjustment over all tests of {COMPARED} or, with several seeds, over"
-            f" these). All tests, with intervals: {COMPARED}."
+            f" {1 - LEVEL:.2g} after Holm's adjustment over all tests of {COMPARED} or, with several seeds, over all"
+            f" tests of means over seeds). All tests, with intervals: {COMPARED}."
         )
     if seeds > 1 and suite.table.tests:
-        yield f"The tests between lines are made for each seed: {COMPARED}."
+        yield f"The tests between lines are made for each seed and for the means over seeds: {COMPARED}."
     yield from (f"Not compared with vanilla AR: {text}." for text in plan.uncompared[:3])
     yield from plan.left_out

@@ -268,9 +268,9 @@ def run(
 def gather(
     plan: SuitePlan, bench: Bench, ran: Collection[Path] = (), say: Callable[[str], None] = lambda text: None
 ) -> SuitePlan:
-    """Adds the comparison of each finished run with vanilla AR, and writes `ROWS` and `COMPARED`. ran: the folders of
-    runs whose stored comparisons are outdated."""
-    from specbench.compare import wording
+    """Adds the comparison of each finished run with vanilla AR, and of the means over seeds. Writes `ROWS` and
+    `COMPARED`. ran: the folders of runs whose stored comparisons are outdated."""
+    from specbench.compare import comparison, passes, wording
     from specbench.harness.row import against
     from specbench.harness.run import keep
 
@@ -286,22 +286,41 @@ def gather(
     except UsageError:
         kept = []  # computed again
     runner, compared, uncompared = PlanRunner(plan, bench, say), list[Row](), dict[str, None]()
-    for other, run in _pairs(plan, finished):
-        ids = [rows[each.folder].get("run_id", "") for each in (other, run)]
+    pairs = _pairs(plan, finished)
+    groups: dict[tuple[object, ...], list[tuple[TableRun, TableRun]]] = {}  # pairs that differ only in their seed
+    for other, run in pairs:
+        key = run.cell.group, run.key, None if run.reference == other.folder else other.key
+        groups.setdefault(key, []).append((other, run))
+    for group in (*([pair] for pair in pairs), *(group for group in groups.values() if len(group) > 1)):
+        ids = [" / ".join(rows[run.folder].get("run_id", "") for run in side) for side in zip(*group, strict=True)]
         same: list[Row] = [row for row in kept if [row["run_a"], row["run_b"]] == ids]
-        if not same or run.folder in ran or other.folder in ran:
+        if not same or any(run.folder in ran for pair in group for run in pair):
             try:
-                same = runner.compare((other.label, other.folder), (run.label, run.folder))
+                if len(group) == 1:
+                    same = runner.compare(*((run.label, run.folder) for run in group[0]))
+                else:
+                    seeds = [(passes.read(str(a.folder)), passes.read(str(b.folder))) for a, b in group]
+                    lines = wording.rows(comparison.over_seeds(seeds))
+                    same = [as_cells({name: line.get(name) for name in wording.ROWS.columns}) for line in lines]
             except UsageError as e:
                 uncompared[str(e)] = None
         compared += same
     if finished:
         keep([(run.folder, run.row or {}) for run in finished.values() if not run.timed])
         write_atomically(plan.home / ROWS, to_csv([run.row or {} for run in finished.values()]).encode())
-    adjusted = wording.readjusted(compared)
+    adjusted: Sequence[Row] = compared
+    for family in _families(compared):
+        adjusted = wording.readjusted(adjusted, family)
     if adjusted:
         write_atomically(plan.home / COMPARED, csv_text(wording.ROWS.columns, adjusted).encode())
     return replace(plan, compared=tuple(adjusted), uncompared=tuple(uncompared))
+
+
+def _families(compared: Sequence[Row]) -> list[list[int]]:
+    """The rows that Holm's adjustment covers together: those of one seed of several, and all others, which give the
+    stars."""
+    several = {run_id for row in compared if " / " in row["run_b"] for run_id in row["run_b"].split(" / ")}
+    return [[i for i, row in enumerate(compared) if (row["run_b"] in several) == one] for one in (True, False)]
 
 
 def _pairs(plan: SuitePlan, finished: Mapping[Path, TableRun]) -> list[tuple[TableRun, TableRun]]:
