@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from commands import ROOT, Call, case, python, refused, row_of
-from fake_pipeline import FakePipeline
+from fake_pipeline import FakePipeline, at, interrupt
 from omegaconf import OmegaConf
 
 from specbench.cli.commands import COMMANDS, find
@@ -129,10 +129,10 @@ def test_the_commands_in_the_help_of_run_work(call: Call, tmp_path: Path) -> Non
 
 
 def test_cfg_job_shows_what_a_run_would_use(call: Call, tmp_path: Path) -> None:
-    words = ("protocol=sjdpac_table1@1", "model=lumina_mgpt", "method=sjd_pac", "+seed=3", "--cfg", "job")
+    words = ("protocol=sjdpac_table1@2", "model=lumina_mgpt", "method=sjd_pac", "+seed=3", "--cfg", "job")
     code, out, _ = call("run", *words)
     assert code == 0
-    for line in ("protocol: sjdpac_table1@1", "method: sjd_pac", "caption: running_longest", "size: 768", "seed: 3"):
+    for line in ("protocol: sjdpac_table1@2", "method: sjd_pac", "caption: running_longest", "size: 768", "seed: 3"):
         assert f"\n{line}\n" in out
     assert call("run", "-m", "delta=1,2", "--cfg", "job")[1].count("\nmethod: cool_sd\n") == 2
     assert list(tmp_path.iterdir()) == []
@@ -271,6 +271,9 @@ def test_all_prompts_are_recorded_as_a_number(call: Call, tmp_path: Path) -> Non
     assert "nothing left to do: 6 images" in call("run", "prompts=my.txt", "metrics=none", "n=6", "out=here")[1]
     assert "has 6 prompts here, not n=9: give n=6 at most" in refused(call, "run", "prompts=my.txt", "n=9", "out=there")
     assert "n=all" in refused(call, "run", "metrics=none", "n=all", "out=there")
+    prompts.write_text("a prompt\n" * 1001)
+    with pytest.raises(UsageError, match="n=all is 1,001 prompts with 1,000 images each, but a run has at most"):
+        configuration.compose(["prompts=my.txt", "images_per_prompt=1000"])
     assert {path.name for path in tmp_path.iterdir()} == {"here", "my.txt"}  # Hydra writes nothing
 
 
@@ -307,11 +310,38 @@ def test_a_job_that_fails_does_not_stop_the_grid(call: Call, tmp_path: Path, mon
     assert "1 of 3 jobs failed" in err
     assert "specbench run -m metrics=none n=1 delta=1,2,4 out=grid" in err
     assert {p.parent.name for p in tmp_path.glob("grid/*/row.csv")} == {"delta=1", "delta=4"}
-    code, _, err = call("run", "-m", "metrics=none", "n=1", "delta=3,4", "out=grid")
+    code, _, err = call("run", "-m", "metrics=none", "n=1", "delta=3,4", "out=other")
     assert code == 1
     assert "RuntimeError: out of luck" in err
     assert "Traceback" not in err
-    assert "RuntimeError: out of luck" in (tmp_path / "grid/delta=3/run.log").read_text()  # with its traceback
+    assert "RuntimeError: out of luck" in (tmp_path / "other/delta=3/run.log").read_text()  # with its traceback
+
+
+def test_another_grid_in_a_folder_loses_no_job(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["run", "-m", "metrics=none", "out=grid"]
+    monkeypatch.setattr(run, "_load_pipeline", at(0, interrupt))
+    assert call(*words, "n=2", "delta=1,2")[0] == 130
+    monkeypatch.setattr(run, "_load_pipeline", FakePipeline)
+    before = (tmp_path / "grid/grid.json").read_bytes()
+    for other in (["n=2", "delta=3,4"], ["n=2", "delta=2,3"], ["n=2", "delta=1,2", "seed=1"]):
+        err = refused(call, *words, *other)
+        assert "grid holds another grid, with the job delta=1: choose another out=, or continue" in err
+        assert (tmp_path / "grid/grid.json").read_bytes() == before
+    assert call(*words, "n=3", "delta=1,2,3")[0] == 0  # has every job
+    assert call(*words, "n=2", "delta=4,5")[0] == 0  # the others are finished
+    assert len(list(tmp_path.glob("grid/*/row.csv"))) == 5
+    (tmp_path / "grid/grid.json").write_text("{")  # no command can continue it
+    assert call(*words, "n=2", "delta=6")[0] == 0
+
+
+def test_jobs_whose_names_differ_only_in_separators_have_two_folders(call: Call, tmp_path: Path) -> None:
+    for name in ("a/b.txt", "a_b.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{name}\n")
+    assert call("run", "-m", "prompts=a/b.txt,a_b.txt", "metrics=none", "out=grid")[0] == 0
+    rows = {path.parent.name: row_of(path.parent) for path in tmp_path.glob("grid/*/row.csv")}
+    assert {row["prompts"] for row in rows.values()} == {"a/b.txt", "a_b.txt"}
+    assert rows["prompts=a_b.txt"]["prompts"] == "a_b.txt"  # a plain name is kept
 
 
 def test_a_metric_that_was_asked_for_and_has_no_value_ends_with_3(call: Call, tmp_path: Path) -> None:

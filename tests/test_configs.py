@@ -195,7 +195,7 @@ def test_a_bad_word_costs_one_sentence() -> None:
             "has no parameter 'window' (it belongs to drafter built_in (method jacobi_built_in), drafter dflash (",
         ),
         ("protocol=nope", "unknown protocol 'nope' (choose from: coolsd_fig4, coolsd_fig5, "),
-        ("protocol=sjd_table4@2", "protocol sjd_table4 has version 1 here, not 2: write protocol=sjd_table4, or "),
+        ("protocol=sjd_table4@99", "protocol sjd_table4 has version 2 here, not 99: write protocol=sjd_table4, or "),
         ("protocol=sjd_table4,sjd_table3", "add -m"),
         ("protocol=null,sjd_table4", "null means no protocol; run it separately"),
         ("protocol=true", "unknown protocol 'True'"),

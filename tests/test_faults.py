@@ -22,7 +22,8 @@ from filelock import FileLock
 
 from specbench.errors import RunError, UsageError
 from specbench.harness import log, run, worker
-from specbench.harness.folder import stored
+from specbench.harness.folder import RunFolder, stored
+from specbench.rows import trackers
 from specbench.rows.journal import Journal, Record, read_records
 from specbench.storage.files import append_line, atomic_path, locked, write_atomically
 
@@ -178,6 +179,13 @@ def test_a_folder_that_vanishes_is_not_created_again(tmp_path: Path) -> None:
         assert not out.exists()
 
 
+def test_a_folder_that_becomes_unwritable_is_named(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for number in (errno.EACCES, errno.EPERM):
+        for path, why in ((folder.metadata_file, os.strerror(number)), (Path("model.safetensors"), "")):
+            assert folder.disk_fault(OSError(number, os.strerror(number), str(path))) == why
+
+
 def test_the_disk_use_is_printed_first(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     def note() -> None:
         printed.append(capsys.readouterr().err)
@@ -187,6 +195,7 @@ def test_the_disk_use_is_printed_first(tmp_path: Path, capsys: pytest.CaptureFix
     assert "4 images to decode: at most 9.5 kB in" in printed[0]
     free = shutil.disk_usage(tmp_path)._replace(free=100)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+    shutil.copy(tmp_path / "run/images/00000.png", tmp_path / "run/images/00002.png")  # without a record
     execute(tmp_path / "run", "n=3", loader=at(2, note))
     assert "2 images to decode: at most" in printed[1]
     assert "the disk may fill up" in printed[1]
@@ -301,6 +310,13 @@ def test_status_of_a_run_from_its_beginning_to_its_end(call: Call, tmp_path: Pat
     assert status()["state"] == "stopped"
     with FileLock(tmp_path / "here/.lock"):
         assert status()["state"] == "running"
+    monkeypatch.setattr(run, "_load_pipeline", FakePipeline)
+    assert call("resume", "here")[0] == 0
+    six = (tmp_path / "here/row.csv").read_bytes()
+    assert call("resume", "here", "n=7")[0] == 0
+    assert status()["state"] == "finished"
+    (tmp_path / "here/row.csv").write_bytes(six)  # a kill after the last image leaves the row of the earlier request
+    assert status()["state"] == "stopped"
 
 
 def test_resume_continues_with_the_arguments_of_the_folder(call: Call, tmp_path: Path, monkeypatch: Any) -> None:
@@ -318,6 +334,37 @@ def test_resume_continues_with_the_arguments_of_the_folder(call: Call, tmp_path:
     row = row_of("here")
     assert (row["n"], row["delta"]) == (8, 1.3)
     assert "nothing left to do: 8 images" in call("resume", "here")[1]
+
+
+def test_resume_refuses_parameters_that_do_not_fit_and_stores_nothing(call: Call, tmp_path: Path) -> None:
+    execute(tmp_path / "here", "n=2", "timing=true")
+    before = {p: p.read_bytes() for p in (tmp_path / "here").rglob("*") if p.name != "run.log" and p.is_file()}
+    for argument, sentence in (
+        ("url=http://x:1", "has no parameter 'url'"),
+        ("data_dir=/tmp", "has no parameter 'data_dir'"),
+        ("workers=2", "timing=true measures one process of this machine"),
+        ("shard=3/2", "shard=3/2 does not exist"),
+        ("shard=3/3", "shard=3/3 of 2 prompts is empty"),
+    ):
+        assert sentence in refused(call, "resume", "here", argument)
+        assert before == {p: p.read_bytes() for p in before}, argument
+    assert "nothing left to do" in call("resume", "here")[1]
+
+
+def test_resume_may_change_the_tracker(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tracker has its own parameters."""
+    monkeypatch.setattr(trackers, "check", lambda cfg: None)
+    monkeypatch.setattr(trackers, "write", lambda *_: "there")
+    execute(tmp_path / "here", "n=1")
+    for words, expected in (
+        (["log=wandb", "log_project=mine"], {"log": "wandb", "log_project": "mine"}),
+        (["log=wandb"], {"log": "wandb", "log_project": "mine"}),
+        (["log=tensorboard"], {"log": "tensorboard", "log_dir": None}),
+        (["log=none"], {"log": "none"}),
+    ):
+        assert call("resume", "here", *words)[0] == 0
+        cfg = stored(tmp_path / "here")
+        assert {name: cfg[name] for name in cfg if name.startswith("log")} == expected
 
 
 def test_a_mistake_costs_one_sentence(call: Call, tmp_path: Path) -> None:
@@ -339,6 +386,14 @@ def test_a_mistake_costs_one_sentence(call: Call, tmp_path: Path) -> None:
 def test_a_grid_and_a_broken_configuration(call: Call, tmp_path: Path) -> None:
     assert call("run", "-m", *WORDS, "delta=1,2", "out=grid")[0] == 0
     assert call("status", "grid")[1].count(": finished\n") == 2
+    config = Path("grid/delta=1/config.yaml")
+    text = config.read_text()
+    for content, reason in (("[1, 2", f"cannot read {config}"), (text + "url: x\n", "changed since")):
+        config.write_text(content)
+        code, out, err = call("status", "grid")  # one broken run does not hide the others
+        assert (code, err.count("\n"), reason in err) == (2, 1, True), err
+        assert out.startswith("grid: 2 runs, 1 finished, 1 not started; ")
+    config.write_text(text)
     Path("grid/grid.json").unlink()  # a folder that other things put runs into
     assert "grid holds 2 runs: name one (delta=1, ...)" in refused(call, "resume", "grid")
     (tmp_path / "config.yaml").write_text("[1, 2")

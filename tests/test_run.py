@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import re
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from specbench import data, metrics
 from specbench.config import configuration, registry
 from specbench.errors import UsageError
 from specbench.harness import run, sheet, worker
+from specbench.harness.pipeline import in_batches
 from specbench.metrics import Score
 from specbench.metrics.base import Images
 from specbench.rows import report_text
@@ -276,10 +278,41 @@ def test_a_file_of_prompts_can_be_extended_at_its_end(bench: Bench, tmp_path: Pa
         bench.run(f"prompts={file}", "n=5")
 
 
-@pytest.mark.parametrize(("timing", "warm"), [("false", []), ("true", [0, 1, 2])])
-def test_only_a_timed_run_has_a_warm_up(bench: Bench, timing: str, warm: list[int]) -> None:
-    bench.run("batch=3", "baseline=false", f"timing={timing}")
+@pytest.mark.parametrize(
+    ("timing", "batch", "warm"),
+    [("false", 4, []), ("true", 3, [0, 1, 2]), ("true", 4, [0, 1, 2, 3, 4, 5]), ("true", 9, range(6))],
+)
+def test_only_a_timed_run_has_a_warm_up(bench: Bench, timing: str, batch: int, warm: Sequence[int]) -> None:
+    """Of each size of its batches: an engine records its graphs for each size."""
+    bench.run(f"batch={batch}", "baseline=false", f"timing={timing}")
     assert bench.decoded == [("method", i) for i in [*warm, *range(6)]]
+
+
+def test_no_warm_up_is_between_the_batches_of_pairs(bench: Bench) -> None:
+    bench.run("batch=4", "timing=true")
+    method, vanilla = ([(label, i) for i in range(6)] for label in ("method", "vanilla"))
+    assert bench.decoded == [*method, *vanilla, *method[:4], *vanilla[:4], *vanilla[4:], *method[4:]]
+
+
+def test_a_timed_run_decodes_batch_by_batch(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With or without a baseline. The results of a stream, whose rows take the next image, have no seconds of a
+    batch."""
+    sizes: list[int] = []
+
+    def stream(self: FakePipeline, prompts: list[str], *more: Any) -> Any:
+        sizes.append(len(prompts))
+        return in_batches(self, prompts, *more)
+
+    monkeypatch.setattr(FakePipeline, "stream", stream)
+    row = bench.run("batch=4", "baseline=false", "timing=true")
+    assert sizes == [4, 2]
+    expected = [sum(STEPS[:4]), sum(STEPS[4:])]
+    assert [row[f"batch_s_p{p}"] for p in (50, 95)] == pytest.approx(np.percentile(expected, (50, 95)))
+    fewer = bench.run("batch=4", "baseline=false", "timing=true", "n=5")  # with one of two images of a batch
+    assert fewer["batch_s_p50"] == pytest.approx(row["batch_s_p50"])
+    sizes.clear()
+    Bench(tmp_path / "untimed").run("batch=4", "baseline=false")
+    assert sizes == [6]
 
 
 def test_the_folder_of_a_data_set_may_move(bench: Bench, tmp_path: Path) -> None:

@@ -237,6 +237,24 @@ def test_a_server_that_does_not_answer_or_refuses_leaves_nothing(
     assert not (tmp_path / "here").exists()
 
 
+def test_a_folder_that_vanishes_is_not_created_again(server: StubServer, tmp_path: Path) -> None:
+    """Here during the warm-up, before the first image."""
+    out = tmp_path / "run"
+    server.trouble = lambda h, f, n: n == 1 and shutil.rmtree(out)  # type: ignore[method-assign, func-returns-value]
+    with pytest.raises(RunError, match=f"cannot write into {out} any more .it is gone"):
+        run.run(configured(server, "n=1", "warmup=1"), out)
+    assert not out.exists()
+
+
+def test_resume_refuses_parameters_of_a_local_run(server: StubServer, call: Call, tmp_path: Path) -> None:
+    run.run(configured(server, "n=1"), tmp_path / "run")
+    config = (tmp_path / "run/config.yaml").read_bytes()
+    for argument in ("baseline=false", "timing=true", "emitted_draws=2", "workers=1", "shard=1/2"):
+        code, _, err = call("resume", "run", argument)
+        assert (code, f"has no parameter '{argument.partition('=')[0]}'" in err) == (2, True), err
+        assert (tmp_path / "run/config.yaml").read_bytes() == config
+
+
 def test_requests_at_a_time_and_arrivals(server: StubServer, tmp_path: Path) -> None:
     three = threading.Barrier(3)  # only three requests at a time can pass
     server.trouble = lambda h, f, n: three.wait(60) < 0  # type: ignore[method-assign]

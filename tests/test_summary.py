@@ -96,7 +96,8 @@ def test_the_fields_of_a_record() -> None:
 
 
 def test_the_columns_of_a_row() -> None:
-    row = summary.columns(images(trace(), [4, 9], 5))
+    made = images(trace(), [4, 9], 5)
+    row = summary.columns(made)
     every = [*(-np.arange(1.0, 10)), *[-2.0] * 9]
     expected: dict[str, Any] = {
         "perplexity": math.exp(3.5),
@@ -129,6 +130,7 @@ def test_the_columns_of_a_row() -> None:
     errors |= {f"{name}_stderr": None for name in of_drafts}  # only one image has drafts
     assert {k: row[k] for k in errors} == pytest.approx(errors)
     assert row["drafted_by_position"] == [0.5, 0.5, 0, 0, 0.5, 0, 0.5, 0.5, 0.5]  # all from the first image
+    assert {k for k, v in summary.columns(made, raster=False).items() if v != row[k]} == {"drafted_by_position"}
     assert row["acceptance_by_step"] is None  # discrete tokens are generated in the order of their positions
     assert row["emitted_log_ratio"] == [0.6931, 1.3863, 2.0794]
     others = "emitted_log_ratio acceptance_by_depth accepted_histogram drafted_by_position acceptance_by_step".split()

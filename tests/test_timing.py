@@ -10,16 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from commands import older
-from fake_pipeline import TOKENS, FakePipeline, execute
+from fake_pipeline import TOKENS, FakePipeline, at, execute, interrupt
 from test_summary import timed
 
 from specbench.config import configuration
+from specbench.decoding.batch import synchronize
 from specbench.errors import UsageError
+from specbench.harness import run
 from specbench.harness.folder import stored
 from specbench.rows import provenance, timing
 from specbench.rows.columns import TIMED_COLUMNS
-from specbench.rows.journal import TIMINGS, Record, read_records
+from specbench.rows.journal import TIMINGS, Record, TimingJournal, read_records
 from specbench.rows.timing import Pair
 
 
@@ -289,13 +292,20 @@ def test_further_pairs_are_measured_until_the_timing_is_valid(tmp_path: Path, mo
     assert execute(tmp_path / "loaded", "n=12", loader=slowing(monkeypatch)) == row
 
 
-def test_a_kill_between_further_decodes_loses_only_that_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_further_measurement_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill loses only the pair in progress, and no image is measured a third time."""
     row = execute(tmp_path, "n=12", loader=slowing(monkeypatch, factor=1.5))
     file = tmp_path / TIMINGS
     lines = file.read_bytes().splitlines(keepends=True)
-    file.write_bytes(b"".join(lines[:-1]) + lines[-1][:40])
+    file.write_bytes(b"".join(lines[:9]) + lines[9][:40])
+    with pytest.raises(run.Stopped, match="12 of 12 images"):
+        execute(tmp_path, "n=12", loader=at(7, interrupt))
+    assert [r.index for r in TimingJournal(file)] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 4, 5, 5, 6, 6, 7, 7]
     again = execute(tmp_path, "n=12", loader=slowing(monkeypatch))
-    assert (row["further_pairs"], again["further_pairs"]) == (12, 11)
+    assert (row["further_pairs"], again["further_pairs"]) == (12, 12)
+    assert len(TimingJournal(file).lines) == len(lines) + 1
+    assert again["timing_valid"] == "false"
+    assert execute(tmp_path, "n=12", loader=lambda cfg: pytest.fail("nothing is left")) == again
     file.write_bytes(lines[0].replace(b"decode_s", b"decode_t") + b"".join(lines[1:]))
     with pytest.raises(UsageError, match=f"line 1 of .*{TIMINGS} is not a record"):
         execute(tmp_path, "n=12", loader=slowing(monkeypatch))
@@ -310,6 +320,15 @@ def test_the_further_pairs_of_another_run_are_refused(tmp_path: Path, monkeypatc
     with pytest.raises(UsageError, match="run.json"):
         execute(tmp_path / "one", "n=12", loader=slowing(monkeypatch))
     assert (tmp_path / "one/row.csv").read_bytes() == row
+
+
+def test_a_clock_waits_for_every_kind_of_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waited.append("cuda"))
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append("mps"))
+    for kind in ("cpu", "cuda", "mps"):
+        synchronize(torch.device(kind))
+    assert waited == ["cuda", "mps"]
 
 
 def test_halves_are_in_the_order_of_decoding() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.cli.arguments import Argument, CommandLine, Words, command
-from specbench.cli.commands import code_of
+from specbench.cli.commands import USAGE, code_of, fail
 from specbench.cli.run import arguments_of, grid, in_folder, is_grid, is_suite, start
 from specbench.config.indices import label
 from specbench.errors import UsageError
@@ -41,13 +41,22 @@ def status(line: CommandLine) -> int:
     )
     if not folders and not planned:
         raise UsageError(f"{folder} holds no run" if folder.is_dir() else f"there is no folder {folder}")
-    runs = [of_run(path) for path in folders]
-    runs += [run.status() for run in planned if run.folder not in folders]
+    runs: list[Status] = []
+    code = 0
+    for path in folders:
+        try:
+            runs.append(of_run(path))
+        except UsageError as e:  # it does not hide the other runs
+            code = fail(e, USAGE)
+    shown = {run.folder for run in runs}
+    runs += [run.status() for run in planned if str(run.folder) not in shown]
+    if code and not runs:
+        return code
     if line["--json"]:
         print(json.dumps([asdict(run) for run in runs], indent=1, ensure_ascii=False))
     else:
         print("\n".join([*([_summary(folder, runs)] if planned else []), *map(_text, runs)]))
-    return 0
+    return code
 
 
 def _summary(folder: Path, runs: Sequence[Status]) -> str:
@@ -120,7 +129,12 @@ def resume(line: CommandLine) -> int:
             f"{folder} holds {len(inside)} runs: name one ({inside[0]}, ...), or repeat the `specbench run -m` that"
             " started them"
         )
-    config = {**stored(folder), **overrides}
+    config = dict(stored(folder))
+    if (log := overrides.get("log", config["log"])) != config["log"]:  # each tracker has its own parameters
+        for name in parameters.declared("log", config["log"]):
+            del config[name]
+        config |= {name: parameters.default("log", log, name) for name in parameters.declared("log", log)}
+    config = parameters.validate({**config, **overrides})  # before anything is stored
     if by_name := "metrics" in overrides:
         parameters.check_measurable(config)
     planned = PlannedRun(folder, registry.completed(config), asked=by_name or RunFolder(folder).metadata().asked)

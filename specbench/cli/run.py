@@ -22,8 +22,9 @@ from specbench.cli.commands import FAILED, USAGE, code_of, fail
 from specbench.config import command_line
 from specbench.errors import RunError, UsageError, one_line
 from specbench.harness.planned import Plan, PlannedRun
+from specbench.rows.provenance import decoding_hash
 from specbench.storage import home
-from specbench.storage.files import write_atomically
+from specbench.storage.files import sha256, write_atomically
 from specbench.storage.reading import read_json
 
 if TYPE_CHECKING:
@@ -118,9 +119,11 @@ def grid(plan: Plan[PlannedRun], overrides: Sequence[str]) -> int:
         check(run.config)
     if (root / "config.yaml").exists():
         raise UsageError(f"{root} holds a single run; choose another out= for the grid")
+    arguments = [argument for argument in overrides if not argument.startswith("out=")]
+    _check_stored_grid(plan, arguments)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        write_grid(root, [argument for argument in overrides if not argument.startswith("out=")])
+        write_grid(root, arguments)
     except OSError as e:
         raise UsageError(f"cannot write into {root} ({e.strerror}); choose another out=") from None
     print(f"specbench: {plan.title}", file=sys.stderr)
@@ -242,12 +245,33 @@ def of_jobs(jobs: Sequence[Job], multirun: bool, new: Path) -> Plan[PlannedRun]:
         return Plan(str(root), root, (PlannedRun(root, jobs[0].cfg, asked=jobs[0].asked),))
     if "${" in str(root):
         raise UsageError(f"the folder of a grid cannot hold ${{ (out={root}); choose another out=")
-    folders = [root / re.sub(r"[^\w.=,+-]+", "_", job.name) for job in jobs]
+    names = [re.sub(r"[^\w.=,+-]+", "_", job.name) for job in jobs]
+    folders = [  # the folders of a/b and a_b differ
+        root / (name if name == job.name or names.count(name) == 1 else f"{name}-{sha256(job.name, 8)}")
+        for name, job in zip(names, jobs)
+    ]
     runs = [
         PlannedRun(folder, job.cfg, label=f"job {i}: {job.name}", asked=job.asked)
         for i, (folder, job) in enumerate(zip(folders, jobs, strict=True))
     ]
     return Plan(f"{len(jobs)} jobs in {root}", root, tuple(runs))
+
+
+def _check_stored_grid(plan: Plan[PlannedRun], arguments: Sequence[str]) -> None:
+    """UsageError if the folder of a grid contains a grid with other arguments that `resume` could not continue after
+    this one: a job has other parameters here, or is not finished and not part of this grid."""
+    root, hashes = plan.home, {run.folder: decoding_hash(run.config) for run in plan.runs}
+    try:
+        before = in_folder(root).runs if is_grid(root) and arguments_of(root) != arguments else ()
+    except UsageError:  # no command can continue it
+        return
+    for run in before:
+        here = hashes.get(run.folder)
+        if here != decoding_hash(run.config) if here else run.status().state != "finished":
+            raise UsageError(
+                f"{root} holds another grid, with the job {run.folder.name}: choose another out=, or continue that grid"
+                f" with specbench resume {shlex.quote(str(root))}"
+            )
 
 
 def write_grid(root: Path, arguments: Sequence[str]) -> None:

@@ -174,6 +174,7 @@ def execute(
     """Executes the missing runs of a suite in its folder, and draws its table."""
     todo = suites.plan(suite, out)
     with locked(out, lambda: suites.check_folder(out)):
+        _check_stored_suite(suite, out)
         suites.write_definition(suite, out)
         for text in todo.left_out:
             say(f"{todo.title}: {text}")
@@ -195,6 +196,16 @@ def execute(
     if failed is not None:
         raise failed
     return code
+
+
+def _check_stored_suite(suite: Suite, out: Path) -> None:
+    """UsageError if the folder contains a suite of another name, which `resume` could not continue after this one."""
+    try:
+        name = suites.in_folder(out).table.id
+    except UsageError:  # a new folder, or a definition that no command can continue
+        return
+    if name != suite.table.id:
+        raise UsageError(f"{out} holds the suite {name}; choose another out=")
 
 
 def _read(name: str, arguments: Sequence[str]) -> tuple[Suite, Path]:

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from specbench.config import parameters
+from specbench.config.parameter import PROMPTS
 from specbench.config.run_config import RunConfig
 from specbench.config.yaml_files import cached
 from specbench.errors import UsageError, unknown
@@ -176,14 +177,21 @@ def evaluator_folders(metric: str) -> list[str]:
 def completed(cfg: Mapping[str, Any]) -> RunConfig:
     """A checked configuration with the full paths of its weights and, for n=all, the number of prompts of the data set.
 
-    Raises UsageError for missing weights, missing or bad files of prompts, and n=all of an endless data set.
+    Raises UsageError for missing weights, missing or bad files of prompts, and n=all of a data set without end, or of
+    one that is too large.
     """
     values = {**cfg} if parameters.is_served(cfg) else {**cfg, **_paths(cfg)}
     if cfg["n"] != "all":
         return RunConfig(values)
     if is_drawn(cfg["data"]):
         raise UsageError(f"data={cfg['data']} has no last prompt, so n=all is not possible: give n=NUMBER")
-    return RunConfig({**values, "n": len(find("data", cfg["data"])({**values, "n": None}))})
+    n = len(find("data", cfg["data"])({**values, "n": None}))
+    if n * (per_prompt := cfg["images_per_prompt"]) > PROMPTS:
+        raise UsageError(
+            f"n=all is {n:,} prompts with {per_prompt:,} images each, but a run has at most {PROMPTS:,} images: give a"
+            " smaller n=NUMBER"
+        )
+    return RunConfig({**values, "n": n})
 
 
 def _paths(cfg: Mapping[str, Any]) -> dict[str, str]:

@@ -41,6 +41,8 @@ class Decoded(Generic[T]):
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
 def current(device: torch.device) -> AbstractContextManager[Any]:

@@ -20,7 +20,6 @@ from specbench.errors import RunError
 from specbench.harness.folder import RunFolder, RunRecords
 from specbench.harness.log import LOG, say, stop_on_interrupt, warn
 from specbench.harness.worker import Died, Event, Failure, Image, Joined, Loader, Shrunk, Worker
-from specbench.rows import timing
 from specbench.rows.journal import Journal
 from specbench.rows.provenance import decoding_hash, utc
 from specbench.storage.files import append_line, format_size
@@ -46,6 +45,7 @@ class Execution:
         self.cfg, self.folder, self.loader = cfg, folder, loader
         self._announced = False
         self._failed = 0  # images
+        self._left = 0  # images to decode, of both passes
         self._hashes = decoding_hash(cfg), decoding_hash(cfg, baseline=True)
         self._failed_before = Counter((entry["pass"], entry["index"]) for entry in folder.read_failures())
 
@@ -55,6 +55,7 @@ class Execution:
         Raises RunError if some failed, and KeyboardInterrupt if the user stopped the run.
         """
         journals = {journal is records.vanilla: journal for journal in records.journals}  # the key of vanilla is True
+        self._left = sum(item.index not in journal for journal in journals.values() for item in items)
         with self._executor(items) as executor, stop_on_interrupt() as stop:
             timed = executor if isinstance(executor, Worker) and executor.is_timed else None
             if timed is not None and records.vanilla is not None:
@@ -99,10 +100,10 @@ class Execution:
     ) -> None:
         """Decodes pairs again while the timing is unsteady: a quarter of the images at a time, from the first image
         on, each at most once more. Only their seconds are recorded."""
-        remaining, size = list(items), 2 * int(self.cfg["batch"])
+        unused, size = records.to_time_again, 2 * int(self.cfg["batch"])
+        remaining = [item for item in items if item.index in unused]
         size *= -(-len(items) // (4 * size))
-        method, vanilla = records.wanted_records
-        while remaining and vanilla is not None and timing.is_unsteady(method, vanilla, records.again.lines):
+        while remaining and records.to_time_again:
             say(f"the speed-up in seconds is not steady: decoding {len(remaining[:size])} images of each side again")
             for event in chain.from_iterable(worker.decode_pairs(remaining[:size], stop)):
                 if isinstance(event, Image):
@@ -188,10 +189,8 @@ class Execution:
 
     def _announce(self, session: Mapping[str, Any]) -> None:
         """Prints the disk space that the missing images need, before the first one is decoded."""
-        passes = ("images", "baseline") if self.cfg.wants_baseline else ("images",)
-        count = len(passes) * self.cfg.images
-        left = count - sum(1 for p in passes for _ in (self.folder.path / p).glob("*.png"))
-        if session["resolution"] is None:  # only the server knows it
+        left = self._left
+        if not left or session["resolution"] is None:  # only the server knows it
             return
         # An image needs at most the size of its pixels, a record a few bytes per token.
         most = left * (3 * session["resolution"] ** 2 + 12 * session["tokens"] + 2000)

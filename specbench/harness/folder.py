@@ -20,6 +20,7 @@ from specbench.config import indices, parameters, registry, variants
 from specbench.config.run_config import RunConfig
 from specbench.errors import RunError, UsageError
 from specbench.harness.log import logging_to
+from specbench.rows import timing
 from specbench.rows.csv_files import to_csv
 from specbench.rows.journal import TIMINGS, Journal, Record, TimingJournal
 from specbench.rows.provenance import MAY_CHANGE, RunMetadata, decoding_hash
@@ -27,6 +28,7 @@ from specbench.rows.scores import ScoreJournal
 from specbench.storage.files import check_regular, content, is_temporary, locked, sha256, write_atomically
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)  # errors that no argument can fix
+_DENIED = (errno.EACCES, errno.EPERM)  # of the folder, if it became unwritable, or of another file, such as weights
 
 
 def new_folder(now: float | None = None) -> Path:
@@ -50,7 +52,16 @@ class RunRecords:
 
     @property
     def is_complete(self) -> bool:
-        return not any(journal.missing(self.wanted) for journal in self.journals)
+        return bool(self.wanted) and not any(journal.missing(self.wanted) for journal in self.journals)
+
+    @property
+    def to_time_again(self) -> set[int]:
+        """Numbers of the images that have no further pair yet, while the timing is unsteady."""
+        method, vanilla = self.wanted_records
+        if vanilla is None or not timing.is_unsteady(method, vanilla, self.again.lines):
+            return set()
+        further = timing.extended(method, vanilla, self.again.lines)[0][len(method) :]
+        return {*self.wanted} - {record.index for record in further}
 
     @property
     def wanted_records(self) -> tuple[list[Record], list[Record] | None]:
@@ -126,7 +137,8 @@ class RunFolder:
             return ""
         if not self.path.is_dir():
             return "it is gone"
-        return error.strerror or "error" if error.errno in _DISK else ""
+        denied = error.errno in _DENIED and Path(str(error.filename)).is_relative_to(self.path)
+        return error.strerror or "error" if error.errno in _DISK or denied else ""
 
     # --- configuration ------------------------------------------------------------------------------------------------
 
@@ -182,7 +194,8 @@ class RunFolder:
         return RunMetadata.read(self.metadata_file) if self.metadata_file.exists() else RunMetadata.new()
 
     def update_metadata(self, **values: Any) -> None:
-        """Writes values into run.json."""
+        """Writes values into run.json. FileNotFoundError if the folder is gone: it is not created again."""
+        self.path.stat()
         self.metadata().changed(**values).write(self.metadata_file)
 
     def check_same(self, name: str, value: str) -> None:
@@ -252,7 +265,7 @@ def stored(path: Path) -> RunConfig:
             for session in folder.metadata().sessions.values()
             for label in str(session.get("plugins") or "").split("; ")
         ]
-        raise UsageError(f"{e}{parameters.missing_plugins(labels)}") from None
+        raise UsageError(f"{folder.config}: {e}{parameters.missing_plugins(labels)}") from None
 
 
 def _values(cfg: Mapping[str, Any], names: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench import data
-from specbench.config import indices
+from specbench.config import indices, parameters
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
 from specbench.rows import degenerate, provenance, summary, timing
@@ -96,7 +96,7 @@ def _measured(
 ) -> dict[str, Any]:
     """The columns of images that this program decoded, and of their baseline; row: the columns of the configuration."""
     columns: dict[str, Any] = {"timing": timing.was_timed([*records, *(reference or [])])}
-    columns |= summary.speed(records) | summary.columns(records)
+    columns |= summary.speed(records) | summary.columns(records, parameters.in_raster_order(config))
     if columns.get("perplexity") is not None:
         # see `Sampling.unfiltered`
         temperature = 1 if row.get("entropy_temperature") is not None else row["temperature"] or 1

@@ -40,7 +40,7 @@ from specbench.harness.folder import (
 from specbench.harness.log import LOG, say, warn
 from specbench.harness.scoring import Scoring
 from specbench.harness.worker import Loader
-from specbench.rows import report_text, sources, trackers
+from specbench.rows import report_text, sources, timing, trackers
 from specbench.rows.csv_files import as_read
 from specbench.rows.journal import Journal, Record, TimingJournal, read_of
 from specbench.rows.scores import ScoreLine
@@ -132,13 +132,15 @@ def _run(config: RunConfig, folder: RunFolder, records: RunRecords, loader: Load
     folder.write_config(config)
     if asked != folder.metadata().asked:
         folder.update_metadata(asked=asked)
-    if not complete:
+    again = complete and timing.is_timed(config) and bool(records.to_time_again)  # an earlier start was stopped
+    if not complete or again:
         _announce_unmeasured(config, requests)
+        items = items or recorded_prompts(records.wanted_records[0], config)
         Execution(config, folder, loader).decode_missing(records, items)
     decoded, scorer = time.time(), Scoring(config, requests, folder.path)
     lines = scorer.lines(records, lambda: items or data.images_of(config))
     scored = time.time()
-    outcome = _finish(config, folder, records, lines, complete and not scorer.added)
+    outcome = _finish(config, folder, records, lines, complete and not again and not scorer.added)
     if outcome.nothing_left:
         return outcome
     made = [*records.again, *(record for journal in records.journals for record in journal.records.values())]
@@ -186,9 +188,8 @@ def merge(shards: Sequence[Path], out: Path, requested: Mapping[str, Any]) -> Ru
     shards = list(dict.fromkeys(shards))
     configs = [stored(path) for path in shards]
     whole = _whole(shards, configs)
-    sessions: dict[str, Mapping[str, Any]] = {}
-    for path in shards:
-        sessions |= RunFolder(path).metadata().sessions
+    metadata = [RunFolder(path).metadata() for path in shards]
+    sessions = {name: session for part in metadata for name, session in part.sessions.items()}
     for name in ("weights", "device"):
         if len(different := sorted({str(session.get(name)) for session in sessions.values()})) > 1:
             raise UsageError(f"the shards were decoded with different {name}: {' and '.join(different[:2])}")
@@ -196,7 +197,8 @@ def merge(shards: Sequence[Path], out: Path, requested: Mapping[str, Any]) -> Ru
     folder = RunFolder(out)
     with folder.opened():
         folder.compare_config(whole)
-        folder.update_metadata(sessions=sessions)
+        smallest = min((part.smallest_batch for part in metadata if part.smallest_batch), default=None)
+        folder.update_metadata(sessions=sessions, smallest_batch=smallest)
         folder.write_config(whole)
         for journal in (folder.records, folder.baseline_records):
             _copy(journal, shards, owners)

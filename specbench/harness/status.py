@@ -10,10 +10,13 @@ from typing import Any
 
 from specbench.config import indices
 from specbench.config.run_config import RunConfig
+from specbench.errors import UsageError
 from specbench.harness.folder import RunFolder, stored
 from specbench.rows import timing
+from specbench.rows.csv_files import read_rows
 from specbench.rows.degenerate import of_records
 from specbench.rows.journal import Record, read_records
+from specbench.rows.provenance import config_hash
 from specbench.rows.scores import images_fingerprint
 
 _RECENT = 200  # the speed is computed over this many images
@@ -111,8 +114,12 @@ def _locked(path: Path) -> bool:
 
 
 def _has_row(folder: RunFolder, config: RunConfig, records: Sequence[Record]) -> bool:
-    """Whether the run has a row, and all metrics were tried on the images of these records."""
-    if not folder.row.is_file():
+    """Whether the run has the row of its latest request, and all metrics were tried on the images of these records."""
+    try:
+        hashes = [row["config_hash"] for row in read_rows(folder.row)] if folder.row.is_file() else []
+    except UsageError:  # the same command replaces the file
+        hashes = []
+    if hashes != [config_hash(config)]:
         return False
     images = images_fingerprint(r.sha256 for r in records)
     tried = {line.metric for line in folder.open_scores() if line.images == images}

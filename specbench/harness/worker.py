@@ -117,7 +117,7 @@ class Worker:
         self._vanilla: BasePipeline | None = None
         self._batch: int = cfg["batch"]
         self._positions = {index: i for i, index in enumerate(indices.of_run(cfg))}
-        self._warm: set[bool] = set()  # passes whose warm-up is done
+        self._warm: set[tuple[bool, int]] = set()  # passes and sizes of batches whose warm-up is done
         self.joined = Joined.now(
             cfg,
             started,
@@ -135,14 +135,14 @@ class Worker:
         returns true, the pair in progress is finished.
         """
         left = list(items)
-        for baseline in (False, True):  # no warm-up between the halves of a pair
-            try:
-                self._ready(left, baseline)
-            except Exception as e:
-                if not out_of_memory(e):
-                    raise
-                # `decode` will take smaller batches.
         while left and not stop():
+            for baseline in (False, True):  # no warm-up between the halves of a pair
+                try:
+                    self._ready(left, baseline)
+                except Exception as e:
+                    if not out_of_memory(e):
+                        raise
+                    # `decode` will take smaller batches.
             size = self._batch
             pair, left = left[:size], left[size:]
             vanilla_first = self._positions[pair[0].index] // size % 2 == 1
@@ -171,15 +171,17 @@ class Worker:
             done: set[int] = set()
             try:
                 pipeline = self._ready(left, baseline)
-                keys = [(self.cfg["seed"], item.index) for item in left]
-                for finished in pipeline.stream([item.prompt for item in left], keys, self._batch, stop):
+                part = left[: self._batch] if self.is_timed else left  # a stream has no seconds of a batch
+                keys = [(self.cfg["seed"], item.index) for item in part]
+                for finished in pipeline.stream([item.prompt for item in part], keys, self._batch, stop):
                     if self.is_timed and number is None:
                         self._timed += 1
                     timed = (number or self._timed) if self.is_timed else None
-                    made = self._images(pipeline, finished, left, baseline, timed)
+                    made = self._images(pipeline, finished, part, baseline, timed)
                     done |= {image.record.index for image in made}
                     yield [*made]
-                return
+                left = [item for item in left if item.index not in done]
+                continue
             except Exception as e:
                 if not out_of_memory(e):
                     raise
@@ -194,18 +196,21 @@ class Worker:
                 yield [Failure(left.pop(0).index, f"out of memory: {reason[:300]}", baseline)]
 
     def _ready(self, items: Sequence[data.Item], baseline: bool) -> BasePipeline:
-        """The pipeline of a pass; if the run is timed, warmed up."""
+        """The pipeline of a pass; if the run is timed, warmed up with each size of the batches of `items`: an engine
+        records its graphs for each size."""
         if baseline and self._vanilla is None:
             self._vanilla = self._pipeline.vanilla()
         pipeline = self._vanilla if baseline and self._vanilla is not None else self._pipeline
-        if self.is_timed and baseline not in self._warm:
-            first = items[: self._batch]
+        last = len(items) % self._batch
+        for batch in (items[: self._batch], items[len(items) - last :]) if self.is_timed else ():
+            if not batch or (baseline, len(batch)) in self._warm:
+                continue
             for _ in range(self.cfg["warmup"]):
-                conditioning = pipeline.encode([item.prompt for item in first])
-                warm = pipeline.decode(conditioning, [(self.cfg["seed"], item.index) for item in first])
+                conditioning = pipeline.encode([item.prompt for item in batch])
+                warm = pipeline.decode(conditioning, [(self.cfg["seed"], item.index) for item in batch])
                 pipeline.pixels(warm.tokens)
             reset_peak_memory(pipeline.device)
-            self._warm.add(baseline)
+            self._warm.add((baseline, len(batch)))
         return pipeline
 
     def _images(

@@ -114,10 +114,8 @@ def _seconds_of_batches(images: Sequence[Record]) -> list[float]:
     """Decode seconds of every timed batch; [] for older records, which do not say which images were in one batch."""
     if any(r.timed is None for r in images):
         return []
-    spent: dict[tuple[str, int | None], float] = {}
-    for r in images:
-        spent[r.session, r.timed] = spent.get((r.session, r.timed), 0.0) + r.decode_s
-    return list(spent.values())
+    # Some images of a batch may be missing: after a kill, or with a smaller n.
+    return list({(r.session, r.timed): r.decode_s * r.batch for r in images}.values())
 
 
 def versus(images: Sequence[Record], vanilla: Sequence[Record], again: Sequence[Record] = ()) -> dict[str, Any]:
@@ -169,8 +167,11 @@ def _std(values: Sequence[float]) -> float | None:
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
-def columns(images: Sequence[Record]) -> dict[str, Any]:
-    """The row's columns of the steps and tokens of some images. Columns of drafts are None if nothing was drafted."""
+def columns(images: Sequence[Record], raster: bool = True) -> dict[str, Any]:
+    """The row's columns of the steps and tokens of some images. Columns of drafts are None if nothing was drafted.
+
+    raster: a step's tokens follow each other, so the position of every accepted token is known.
+    """
     by_depth = acceptance_by_depth(images)
     columns: dict[str, Any] = {}
     if images[0].drafts is None:  # a continuous token has a density, not a probability
@@ -196,6 +197,7 @@ def columns(images: Sequence[Record]) -> dict[str, Any]:
         columns |= with_errors({"proposals_mean": ratio(tried, verified, prompts)})
         columns["proposals_max"] = max(max(r.tries or (0,)) for r in images)
         columns["residual_fallbacks"] = sum(r.fallbacks or 0 for r in images)
+    drafted = np.mean([is_accepted_draft(r) for r in images], 0) if raster and len(by_depth) else None
     drafts = ("first_accept", "draft_tv", "draft_top1", "draft_top3", "select_share")
     means = {name: _mean_over_drafts(images, name) for name in drafts}
     return (
@@ -204,7 +206,7 @@ def columns(images: Sequence[Record]) -> dict[str, Any]:
         | {
             "acceptance_by_depth": _list(by_depth) if len(by_depth) else None,
             "accepted_histogram": _list(accepted_histogram(images)),
-            "drafted_by_position": _list(np.mean([is_accepted_draft(r) for r in images], 0)) if len(by_depth) else None,
+            "drafted_by_position": None if drafted is None else _list(drafted),
             "acceptance_by_step": _list(acceptance_by_step(images)) if images[0].drafts is not None else None,
         }
     )
