@@ -259,13 +259,15 @@ def of_jobs(jobs: Sequence[Job], multirun: bool, new: Path) -> Plan[PlannedRun]:
 
 def _check_stored_grid(plan: Plan[PlannedRun], arguments: Sequence[str]) -> None:
     """UsageError if the folder of a grid contains a grid with other arguments that `resume` could not continue after
-    this one: a job has other parameters here, or is not finished and not part of this grid."""
+    this one: a job that was started has other parameters here, or is not finished and not part of this grid."""
     root, hashes = plan.home, {run.folder: decoding_hash(run.config) for run in plan.runs}
     try:
         before = in_folder(root).runs if is_grid(root) and arguments_of(root) != arguments else ()
     except UsageError:  # no command can continue it
         return
     for run in before:
+        if not run.folder.exists():
+            continue
         here = hashes.get(run.folder)
         if here != decoding_hash(run.config) if here else run.status().state != "finished":
             raise UsageError(
