@@ -117,11 +117,13 @@ class _TableRunner(PlanRunner[TablePlan]):
         label, folders, plan = panel.label, self.folders(panel.keys), self.plan.with_tests(self.results)
         self.say(f"{label}: every pair of curves, image by image")
         for (x, y), missing in plan.uncompared(panel, runs).items():
+            if not missing:
+                continue
             whole = plan.with_column(panel, y)
             if left_out := [curve.label for curve in panel.curves if curve not in whole]:
                 self.say(f"{label}: {', '.join(left_out)} did not measure {y} and is skipped")
             curves = {curve.label: [folders[key] for key in curve.lines] for curve in whole}
-            for row in self.bench.equal(curves, x, y) if missing else ():
+            for row in self.bench.equal(curves, x, y):
                 if (row["a"], row["b"]) in missing:
                     equal.ROWS.append(store(plan.table, self.results, "_pairs"), {**row, "panel": label, "runs": runs})
 

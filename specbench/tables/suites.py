@@ -317,8 +317,8 @@ def gather(
 
 
 def _families(compared: Sequence[Row]) -> list[list[int]]:
-    """The rows that Holm's adjustment covers together: those of one seed of several, and all others, which give the
-    stars."""
+    """The rows that Holm's adjustment covers together: first the rows of one seed of several, then all others, which
+    give the stars."""
     several = {run_id for row in compared if " / " in row["run_b"] for run_id in row["run_b"].split(" / ")}
     return [[i for i, row in enumerate(compared) if (row["run_b"] in several) == one] for one in (True, False)]
 
