@@ -705,12 +705,23 @@ def test_a_table_without_runs_is_not_called_complete(
     rows."""
     tables("--list", "sjd_table8")
     assert capsys.readouterr().out.split("0/0")[0].split() == ["sjd_table8", "needs", "--model"]
-    bare = replace(TABLE, lines=tuple(replace(line, overrides=None, elsewhere=None) for line in TABLE.lines))
+    bare = replace(TABLE, lines=tuple(replace(line, overrides=None, elsewhere={}) for line in TABLE.lines))
     monkeypatch.setattr(cli, "TABLES", {**TABLES, TABLE.id: bare})
     tables("--list", TABLE.id)
     assert capsys.readouterr().out.split("0/0")[0].split() == [TABLE.id, "published", "only"]
     sheet = layout.build(bare, "llamagen_scenes", {}, [], {}, "")
     assert "No preset for this method yet." in [text for _, text in sheet.notes]
+
+
+def test_a_line_has_parameters_of_each_model() -> None:
+    """1,000 of LlamaGen's 16,384 codes are 6 % of them, and this line's label says 6 %. The small
+    codebooks need other k."""
+    table = TABLES["relaxed"]
+    line = next(line for line in table.lines if "6 %" in line.label)
+    for model, codes in (("llamagen_scenes", 512), ("llamagen_textures", 8192), ("llamagen_xl", 16384)):
+        overrides = dict(word.split("=") for word in table.overrides(line, model) or [])
+        assert overrides["model"] == model
+        assert abs(int(overrides["k"]) / codes - 0.061) < 0.001
 
 
 def test_another_model_has_its_own_files(tables: Tables, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from specbench.tables.definitions import (
     TableTest,
     row_column,
 )
-from specbench.tables.suite_files import FigureKeys, PanelKeys, Source
+from specbench.tables.suite_files import FigureKeys, PanelKeys, Parameters, Source
 
 #: Keys of a line that are not parameters.
 _OF_LINE = ("label", "published", "elsewhere", "without")
@@ -211,18 +211,31 @@ def _line(source: Source, key: str, values: Mapping[str, Any], lines: dict[str, 
         raise source.fault(f"two lines are called {name}")
     arguments = {k: v for k, v in values.items() if k not in _OF_LINE}
     published, elsewhere = values.get("published"), values.get("elsewhere")
-    if elsewhere is not None:  # for another model: the differences, null for a parameter that it does not have
-        changed = source.mapping(f"{key}: elsewhere", elsewhere)
-        elsewhere = {k: v for k, v in {**arguments, **changed}.items() if k not in changed or v is not None}
     lines[name] = Line(
         name,
         values["label"],
         overrides(source, key, arguments) if arguments or "method" in source.definition.with_ else None,
         None if published is None else {k: str(v) for k, v in source.mapping(f"{key}: published", published).items()},
         str(values.get("without", Line.without)),
-        None if elsewhere is None else overrides(source, key, elsewhere),
+        {} if elsewhere is None else _elsewhere(source, key, arguments, elsewhere),
     )
     return name
+
+
+def _elsewhere(source: Source, key: str, arguments: Parameters, changes: Any) -> dict[str, tuple[str, ...]]:
+    """By model, and "" for any other: the arguments with the changes, null for a parameter that it does not have. A
+    mapping among the changes belongs to the model of its name, in addition to the others."""
+    changes = source.mapping(f"{key}: elsewhere", changes)
+    shared = {name: value for name, value in changes.items() if not isinstance(value, dict)}
+    of_model = {"": shared} | {name: shared | value for name, value in changes.items() if isinstance(value, dict)}
+    for name in of_model.keys() - {""} - {*parameters.choices("model")}:
+        raise unknown("model", name, parameters.choices("model"))
+    return {
+        name: overrides(
+            source, key, {k: v for k, v in {**arguments, **changed}.items() if v is not None or k not in changed}
+        )
+        for name, changed in of_model.items()
+    }
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------

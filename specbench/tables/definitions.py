@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from specbench.config import parameters, protocols, registry
@@ -73,7 +73,7 @@ class Line:
     correspond to it.
 
     A printed line corresponds if it has all column values of `published`; None: no line does. elsewhere: the overrides
-    for another model than the table's own, if they differ.
+    for other models than the table's own, if they differ: by model, and "" for all that are not named.
     """
 
     key: str
@@ -81,11 +81,13 @@ class Line:
     overrides: tuple[str, ...] | None
     published: Mapping[str, str] | None = None
     without: str = "No preset for this method yet."
-    elsewhere: tuple[str, ...] | None = None
+    elsewhere: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def on(self, own_model: bool) -> dict[str, str] | None:
-        """The parameters on the table's own model, or on another model."""
-        overrides = self.overrides if own_model or self.elsewhere is None else self.elsewhere
+    def on(self, model: str, own_model: str) -> dict[str, str] | None:
+        """The parameters on a model, in a table of `own_model`."""
+        overrides = self.overrides
+        if model != own_model:
+            overrides = self.elsewhere.get(model, self.elsewhere.get("", overrides))
         return None if overrides is None else named(overrides)
 
     def model_on(self, model: str) -> str:
@@ -235,8 +237,7 @@ class Table:
         run on this model."""
         if self.no_run(line, model):
             return None
-        is_own = model == self.model
-        values, model = line.on(is_own) or {}, line.model_on(model)
+        is_own, values, model = model == self.model, line.on(model, self.model) or {}, line.model_on(model)
         if seed is not None and "seed" in values:
             raise UsageError(f"line {line.key} of {self.id} has its own seed: leave --seeds out")
         requested = {name: str(value) for name, value in (("n", n), ("seed", seed)) if value is not None}
@@ -250,11 +251,10 @@ class Table:
 
     def no_run(self, line: Line, model: str) -> str:
         """Why a line has no run on a model, in a sentence; "" if it has one."""
-        is_own = model == self.model
-        values = line.on(is_own)
+        values = line.on(model, self.model)
         if values is None:
             return line.without
-        if not is_own and values.get("model", model) != model:
+        if values.get("model", model) != model and model != self.model:
             return f"This line is about {values['model']} alone."
         model = line.model_on(model)
         if missing := sorted(values.keys() - parameters.possible(model)):

@@ -162,7 +162,7 @@ def plan(suite: Suite, out: Path) -> SuitePlan:
 def _parameters(suite: Suite, line: Line, cell: Cell) -> Values | str:
     """A line's parameters on a model, or the reason why it has no run there."""
     model = suite.model(cell)
-    values = line.on(model == suite.table.model)
+    values = line.on(model, suite.table.model)
     if values is None:
         return f"{line.label}: {line.without}"
     if suite.source.definition.seeds and "seed" in values:
