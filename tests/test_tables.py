@@ -719,7 +719,7 @@ def test_a_line_has_parameters_of_each_model() -> None:
     table = TABLES["relaxed"]
     line = next(line for line in table.lines if "6 %" in line.label)
     for model, codes in (("llamagen_scenes", 512), ("llamagen_textures", 8192), ("llamagen_xl", 16384)):
-        overrides = dict(word.split("=") for word in table.overrides(line, model) or [])
+        overrides = definitions.named(table.overrides(line, model) or [])
         assert overrides["model"] == model
         assert abs(int(overrides["k"]) / codes - 0.061) < 0.001
 

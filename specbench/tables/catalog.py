@@ -228,14 +228,14 @@ def _elsewhere(source: Source, key: str, arguments: Parameters, changes: Any) ->
     changes = source.mapping(f"{key}: elsewhere", changes)
     shared = {name: value for name, value in changes.items() if not isinstance(value, dict)}
     of_model = {"": shared} | {name: shared | value for name, value in changes.items() if isinstance(value, dict)}
-    for name in of_model.keys() - {""} - {*parameters.choices("model")}:
-        raise unknown("model", name, parameters.choices("model"))
-    return {
-        name: overrides(
-            source, key, {k: v for k, v in {**arguments, **changed}.items() if v is not None or k not in changed}
-        )
-        for name, changed in of_model.items()
-    }
+    models = parameters.choices("model")
+    if strange := of_model.keys() - {"", *models}:
+        raise unknown("model", min(strange), models)
+
+    def changed(by: Parameters) -> Parameters:
+        return {k: v for k, v in (arguments | by).items() if v is not None or k not in by}
+
+    return {name: overrides(source, key, changed(by)) for name, by in of_model.items()}
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------

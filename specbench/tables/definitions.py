@@ -73,7 +73,7 @@ class Line:
     correspond to it.
 
     A printed line corresponds if it has all column values of `published`; None: no line does. elsewhere: the overrides
-    for other models than the table's own, if they differ: by model, and "" for all that are not named.
+    for other models than the table's own, if they differ: by model, and "" for every other.
     """
 
     key: str
@@ -237,7 +237,8 @@ class Table:
         run on this model."""
         if self.no_run(line, model):
             return None
-        is_own, values, model = model == self.model, line.on(model, self.model) or {}, line.model_on(model)
+        is_own = model == self.model
+        values, model = line.on(model, self.model) or {}, line.model_on(model)
         if seed is not None and "seed" in values:
             raise UsageError(f"line {line.key} of {self.id} has its own seed: leave --seeds out")
         requested = {name: str(value) for name, value in (("n", n), ("seed", seed)) if value is not None}

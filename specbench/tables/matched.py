@@ -146,8 +146,8 @@ def _summary(todo: TablePlan, groups: PairGroups) -> Iterator[str]:
         prompts = group[0][0]["prompts"]
         counts = f"{different} of {len(group)} pairs of curves"
         yield f"{panel}, {labels[y]}: {counts} differ significantly on {prompts} prompts."
-    waiting = planned_pairs(todo) - sum(bool(row["p"]) for group in groups.values() for row, _ in group)
-    missing = f". {waiting} of them are not compared and count as p = 1" if waiting else ""
+    absent = planned_pairs(todo) - sum(bool(row["p"]) for group in groups.values() for row, _ in group)
+    missing = f". {absent} of them are not compared and count as p = 1" if absent else ""
     yield (
         f"Significant: p < {1 - LEVEL:.2g} after Holm's adjustment over all {planned_pairs(todo)} pairs of the"
         f" table{missing}. A pair without a significant difference is not shown to be equal: read its interval."
