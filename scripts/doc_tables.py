@@ -201,6 +201,17 @@ def table_of_variants() -> str:
     return markdown(body)
 
 
+def table_of_mistakes() -> str:
+    """The audit or the test that catches each mistake of `make mutants`."""
+    body = [["mistake", "audited method", "samples", "model"]]
+    for row in _read("mutants"):
+        samples = f"{int(row['samples']):,}" if row["samples"] else "none: its test"
+        body.append(
+            [row["mistake"].replace("|", "\\|"), f"`{row['method']}`", samples, row["model"] and f"`{row['model']}`"]
+        )
+    return markdown(body)
+
+
 def table_of_claims(page: Path = ROOT / "docs/claims.md") -> str:
     """How many claims of each section of the page have which status: of each item, its first bold text."""
     body, total = [["paper", "claims", *_STATUSES]], Counter[str]()
@@ -342,6 +353,7 @@ WHOLE = {
     draw.__name__: draw
     for draw in (
         table_of_audit,
+        table_of_mistakes,
         table_of_variants,
         table_of_claims,
         table_of_settings,
