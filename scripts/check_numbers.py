@@ -37,6 +37,7 @@ Marks can use every table by its name, with its lines (`field['sjd'].steps`, see
     apart(Y, LEFT, RIGHT)            the ends of the 95 % interval of the difference RIGHT - LEFT of two lines, from
     both
                                      standard errors, not paired
+    verdict(ROWS)                    the audit's verdict over all these rows together
     pairs(TABLE, column=value, ...)  the pairs of its curves, each also with `adjusted`, its p by Holm's adjustment over
                                      all of the table, and `above` and `below`, where the band of the pair excludes 0
     curves(TABLE, PANEL, Y, X)       by label, Y of the curves of a panel where the figure's x is X
@@ -106,7 +107,7 @@ class Rows:
 
     def names(self) -> dict[str, Any]:
         """The namespace of a page's marks."""
-        functions = {f.__name__: f for f in (abs, all, any, len, max, min, sum, zip, get, pm, ends, apart)}
+        functions = {f.__name__: f for f in (abs, all, any, len, max, min, sum, zip, get, pm, ends, apart, verdict)}
         queries = {f.__name__: f for f in (self.rows, self.one, self.pairs, self.curves, self.lines, self.card)}
         constants = {
             "__builtins__": {},
@@ -221,6 +222,11 @@ def ends(values: Iterable[float]) -> tuple[float, float]:
     """The least and the largest."""
     numbers = list(values)
     return np.nanmin(numbers), np.nanmax(numbers)
+
+
+def verdict(audited: pd.DataFrame) -> str:
+    """The audit's verdict over all these rows together."""
+    return doc_tables.verdict(audited.astype(object).where(audited.notna(), "").to_dict("records"))
 
 
 def pm(line: Any, y: str) -> tuple[float, float]:

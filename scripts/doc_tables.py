@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from specbench.audit import recipes
+from specbench.audit import recipes, verdicts
 from specbench.config import parameters
 from specbench.errors import UsageError
 from specbench.rows.columns import SHOWN, stderr_of
@@ -36,8 +36,9 @@ from specbench.tables.measure import TablePlan
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLING = ("cfg_scale", "temperature", "top_k", "top_p")
-#: From the worst one on.
+#: From the worst one on, and the numbers of a row that they depend on.
 _VERDICTS = {"not lossless": "refuted", "undecided": "undecided", "lossless": "not refuted"}
+_OF_VERDICTS = ("p_value", "margin", "tv_high", "ks_high")
 #: Of a published claim.
 _STATUSES = ("confirmed", "refuted", "mixed", "not confirmed", "untested")
 Row = Mapping[str, str]
@@ -183,8 +184,9 @@ def table_of_audit() -> str:
         matches = [row for row in rows if row["method"] == method]
         real = [row for row in matches if row["model"] in recipes.TINY]
         tables = [row for row in matches if row["V"] and row not in real]
-        distances = [_distance(group, "tv_low", "tv_high") for group in (tables, real)]
-        distances.append(_distance([row for row in matches if row["dim"]], "ks_high"))
+        whole = verdict(matches)
+        distances = [_distance(group, whole, "tv_low", "tv_high") for group in (tables, real)]
+        distances.append(_distance([row for row in matches if row["dim"]], whole, "ks_high"))
         body.append([f"`{method}`", f"{len(matches)}", *distances, _least(matches)])
     return markdown(body)
 
@@ -195,9 +197,8 @@ def table_of_variants() -> str:
     body = [["method", "variant", "rows", "verdict, TV over all rows", "smallest p-value"]]
     for method, variant in dict.fromkeys((row["method"], row["variant"]) for row in rows):
         matches = [row for row in rows if (row["method"], row["variant"]) == (method, variant)]
-        body.append(
-            [f"`{method}`", f"`{variant}`", f"{len(matches)}", _distance(matches, "tv_low", "tv_high"), _least(matches)]
-        )
+        distance = _distance(matches, verdict(matches), "tv_low", "tv_high")
+        body.append([f"`{method}`", f"`{variant}`", f"{len(matches)}", distance, _least(matches)])
     return markdown(body)
 
 
@@ -296,13 +297,23 @@ def _least(rows: Sequence[Row]) -> str:
     return f"{least:.2g}" if least else "< 1e-300"  # underflow
 
 
-def _distance(rows: Sequence[Row], *columns: str) -> str:
-    """The verdict of the rows, and the largest limits, which hold for the largest distance."""
+def verdict(rows: Iterable[Mapping[str, Any]]) -> str:
+    """The verdict over all rows of an audit's file together, with numbers as text or as numbers."""
+    return verdicts.verdict(
+        {name: float(row[name]) if row[name] != "" else None for name in _OF_VERDICTS}
+        | {"T": int(row["T"]), "exercised": row.get("exercised", "")}
+        for row in rows
+    )
+
+
+def _distance(rows: Sequence[Row], whole: str, *columns: str) -> str:
+    """The verdict of the rows, and the largest limits, which hold for the largest distance. whole: the verdict over all
+    rows of the method. It is undecided if they leave out a part of the method, and then each group of them is."""
     if not rows:
         return ""
-    verdicts = {row["verdict"] for row in rows}
+    own = verdict({**row, "exercised": ""} for row in rows)
     limits = [f"{max(float(row[column]) for row in rows):.3f}" for column in columns]
-    shown = next(shown for verdict, shown in _VERDICTS.items() if verdict in verdicts)
+    shown = next(shown for name, shown in _VERDICTS.items() if name in {own} | {whole} - {"not lossless"})
     return f"{shown}: {' to '.join(limits)}" if shown == "refuted" and limits[1:] else f"{shown}: <= {limits[-1]}"
 
 

@@ -186,6 +186,25 @@ def test_a_joined_table_has_a_dash_for_a_line_that_the_other_table_does_not_have
     assert doc_tables.joined_table(first, {"on a CPU (×)": other}) == doc_tables.markdown(joined)
 
 
+def test_the_verdict_of_a_method_is_over_its_rows_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row leaves out a part that another one has."""
+    row = dict.fromkeys(("p_value", "tv_low", "tv_high"), "0.02") | {"method": "m", "margin": "0.05", "ks_high": ""}
+    row |= {"T": "5", "V": "2", "dim": "", "verdict": "undecided", "model": "v2t10"}
+    rows = [row | {"exercised": f"rejection_1=3 refill={i}"} for i in (0, 1)]
+    assert doc_tables.verdict(rows) == "lossless"
+    assert doc_tables.verdict(rows[:1]) == "undecided"
+    assert doc_tables.verdict([row | {"tv_high": "0.06"}]) == "undecided"  # a file of an older version has no counts
+
+    refuted = {"method": "n", "p_value": "0", "verdict": "not lossless"}
+    real = row | {"method": "n", "model": "llamagen_tiny", "verdict": "lossless"}
+    monkeypatch.setattr(doc_tables, "_read", lambda name: [*rows, row | refuted, real])
+    cells = [line.split(" | ")[2:4] for line in doc_tables.table_of_audit().splitlines()[2:]]
+    assert cells == [["not refuted: <= 0.020", ""], ["refuted: 0.020 to 0.020", "not refuted: <= 0.020"]]
+    monkeypatch.setattr(doc_tables, "_read", lambda name: [rows[0], rows[0] | {"model": "llamagen_tiny"}])
+    cells = [line.split(" | ")[2:4] for line in doc_tables.table_of_audit().splitlines()[2:]]
+    assert cells == [["undecided: <= 0.020", "undecided: <= 0.020"]]
+
+
 def test_claims_are_counted_by_their_first_status(tmp_path: Path) -> None:
     page = tmp_path / "claims.md"
     head = "# Claims\n\n- **confirmed**: what it means.\n\n## A (1; paper) and B (2)\n\n"
