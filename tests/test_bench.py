@@ -60,6 +60,16 @@ def test_a_clock_adds_up_the_times_between_its_marks(monkeypatch: pytest.MonkeyP
     assert clock.seconds() == [{"draft": 1 + 4, "forward": 2}, {"forward": 0.5}]
 
 
+def test_a_mark_waits_for_a_device_without_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: done.append("waited"))
+    monkeypatch.setattr(clocks.time, "perf_counter", lambda: done.append("read") or 0.0)
+    clock = Clock(torch.device("mps"))
+    clock.begin()
+    clock.lap("forward")
+    assert done == ["waited", "read"] * 2
+
+
 DRAFTERS = {
     "chain": lambda target: Eagle(tiny.eagle(target), chain_paths(4)),
     "tree": lambda target: Eagle(tiny.eagle(target), parse(TREE)),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.rng import RandomStreams
-from specbench.engine.clock import Clock
+from specbench.engine.clock import Clock, synchronize
 from specbench.engine.graph import Eager, Graphs, Runner
 from specbench.engine.state import DecodeState
 from specbench.errors import NumberError, RunError
@@ -36,13 +36,6 @@ class Decoded(Generic[T]):
     accepted: Tensor
     seconds: float
     trace: T
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
 
 
 def current(device: torch.device) -> AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""Measures how long the parts of a step take, without blocking the device."""
+"""Measures how long the parts of a step take."""
 
 from __future__ import annotations
 
@@ -10,9 +10,17 @@ from typing import Any, Self
 import torch
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what was queued."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
 class Clock:
     """Marks between the parts of steps. On CUDA they are events in the stream: recording one does not block, and
-    `seconds` reads them all at the end."""
+    `seconds` reads them all at the end. On MPS a mark waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._cuda = device, device.type == "cuda"
@@ -20,6 +28,7 @@ class Clock:
 
     def _now(self) -> Any:
         if not self._cuda:
+            synchronize(self._device)
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
@@ -36,7 +45,7 @@ class Clock:
     def seconds(self) -> list[dict[str, float]]:
         """The parts of every step, in seconds."""
         if self._cuda:
-            torch.cuda.synchronize(self._device)
+            synchronize(self._device)
         steps = []
         for marks in self._steps:
             parts: dict[str, float] = {}

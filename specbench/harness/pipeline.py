@@ -16,13 +16,13 @@ from torch import Tensor
 
 from specbench.config import parameters, registry
 from specbench.decoding import continuous
-from specbench.decoding.batch import BatchDecoding, Decoded, decode_stream, synchronize
+from specbench.decoding.batch import BatchDecoding, Decoded, decode_stream
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import DecoderConfig, Decoding, Override, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import exact
 from specbench.decoding.trace import Trace
-from specbench.engine.clock import Clock
+from specbench.engine.clock import Clock, synchronize
 from specbench.engine.graph import Eager, Graphs, compiling
 from specbench.errors import NumberError, UsageError, check_choice
 from specbench.harness.method import build_continuous, build_method
