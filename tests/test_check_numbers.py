@@ -200,9 +200,12 @@ def test_the_verdict_of_a_method_is_over_its_rows_together(monkeypatch: pytest.M
     monkeypatch.setattr(doc_tables, "_read", lambda name: [*rows, row | refuted, real])
     cells = [line.split(" | ")[2:4] for line in doc_tables.table_of_audit().splitlines()[2:]]
     assert cells == [["not refuted: <= 0.020", ""], ["refuted: 0.020 to 0.020", "not refuted: <= 0.020"]]
-    monkeypatch.setattr(doc_tables, "_read", lambda name: [rows[0], rows[0] | {"model": "llamagen_tiny"}])
-    cells = [line.split(" | ")[2:4] for line in doc_tables.table_of_audit().splitlines()[2:]]
-    assert cells == [["undecided: <= 0.020", "undecided: <= 0.020"]]
+    for other, shown in ((rows[0], "undecided"), (rows[1], "not refuted")):
+        monkeypatch.setattr(
+            doc_tables, "_read", lambda name, other=other: [rows[0], other | {"model": "llamagen_tiny"}]
+        )
+        cells = [line.split(" | ")[2:4] for line in doc_tables.table_of_audit().splitlines()[2:]]
+        assert cells == [[f"{shown}: <= 0.020"] * 2]
 
 
 def test_claims_are_counted_by_their_first_status(tmp_path: Path) -> None:
