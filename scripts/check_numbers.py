@@ -35,8 +35,7 @@ Marks can use every table by its name, with its lines (`field['sjd'].steps`, see
     pm(LINE, Y)                      a value and its standard error
     ends(VALUES)                     the least and the largest
     apart(Y, LEFT, RIGHT)            the ends of the 95 % interval of the difference RIGHT - LEFT of two lines, from
-    both
-                                     standard errors, not paired
+                                     both standard errors, not paired
     verdict(ROWS)                    the audit's verdict over all these rows together
     pairs(TABLE, column=value, ...)  the pairs of its curves, each also with `adjusted`, its p by Holm's adjustment over
                                      all of the table, and `above` and `below`, where the band of the pair excludes 0

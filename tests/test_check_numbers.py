@@ -208,6 +208,14 @@ def test_the_verdict_of_a_method_is_over_its_rows_together(monkeypatch: pytest.M
         assert cells == [[f"{shown}: <= 0.020"] * 2]
 
 
+def test_a_mistake_is_caught_by_an_audit_or_by_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    audited = {"mistake": "Norm(|p - q|)", "method": "sd", "samples": "40000", "model": "v2t10"}
+    tested = {"mistake": "top-p", "method": "vanilla", "samples": "", "model": ""}
+    monkeypatch.setattr(doc_tables, "_read", lambda name: [audited, tested])
+    _, _, *lines = doc_tables.table_of_mistakes().splitlines()
+    assert lines == [r"| Norm(\|p - q\|) | `sd` | 40,000 | `v2t10` |", "| top-p | `vanilla` | none: its test |  |"]
+
+
 def test_claims_are_counted_by_their_first_status(tmp_path: Path) -> None:
     page = tmp_path / "claims.md"
     head = "# Claims\n\n- **confirmed**: what it means.\n\n## A (1; paper) and B (2)\n\n"

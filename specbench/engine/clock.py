@@ -44,8 +44,7 @@ class Clock:
 
     def seconds(self) -> list[dict[str, float]]:
         """The parts of every step, in seconds."""
-        if self._cuda:
-            synchronize(self._device)
+        synchronize(self._device)
         steps = []
         for marks in self._steps:
             parts: dict[str, float] = {}
