@@ -4,10 +4,9 @@
     python scripts/evidence.py [STEP ...] [--jobs 2]  # these steps, or all; repeat a stopped command
     python scripts/evidence.py --print [STEP ...]     # the commands alone
 
-Remove the old rows first, so that no new table uses them (`rehearsal.csv` stays):
+Remove the old rows first, so that no new table uses them:
 
     git rm -rq results/*.csv results/bench results/probe results/tables results/gallery
-    git checkout HEAD results/rehearsal.csv
 
 Work in a checkout of its own (`git worktree add --detach ../rows`), because a row names the commit, with -dirty where
 specbench/ or conf/ differ from it. Copy results/ back when a step is done. Steps marked idle measure seconds: leave the

@@ -196,7 +196,8 @@ def processes_of(work: Path, root: str) -> Runner:
         "NO_PROXY": "127.0.0.1,localhost",
         "no_proxy": "127.0.0.1,localhost",
     }
-    environment.pop("HF_HUB_OFFLINE", None)
+    for name in ("HF_HUB_OFFLINE", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # a user's commands use every core
+        environment.pop(name, None)
 
     def run(stage: Stage, log: Path) -> Measured:
         wrapper = [sys.executable, str(ROOT / "scripts/rehearsal/command.py"), str(work / _REPLACED)]
@@ -236,7 +237,7 @@ def rehearse(
             }
         )
         if out is not None:
-            ROWS.append(out, rows[-1])
+            ROWS.append(out, rows[-1], unique=("model", "scale", "stage"))
         memory = (
             f"{measured.anonymous / GB:.2f} of {budget / GB:.2f} GB, {measured.resident / GB:.2f} GB with mapped files"
         )
@@ -268,7 +269,9 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--work", type=Path, help="folder for all files (default: a temporary one)")
     p.add_argument("--keep", action="store_true", help="keep that folder")
     p.add_argument("--stages", metavar="NAME,NAME", help="only these, in a kept folder; not those that fetch")
-    p.add_argument("--out", type=Path, help="a .csv file for the rows, such as results/rehearsal.csv")
+    p.add_argument(
+        "--out", type=Path, help="a .csv file for the rows, such as results/rehearsal.csv; replaces older ones"
+    )
     return p
 
 

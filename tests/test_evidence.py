@@ -27,7 +27,7 @@ def test_tables_of_seconds_have_the_machine_alone() -> None:
     assert all(
         "--jobs 1" in " ".join(words)
         for step in evidence.STEPS
-        if step.idle
+        if step.idle and step.tables
         for words, _ in [next(iter(evidence.commands(step, 2)))]
     )
 
