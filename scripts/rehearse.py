@@ -237,7 +237,7 @@ def rehearse(
             }
         )
         if out is not None:
-            ROWS.append(out, rows[-1], unique=("model", "scale", "stage"))
+            ROWS.append(out, rows[-1])
         memory = (
             f"{measured.anonymous / GB:.2f} of {budget / GB:.2f} GB, {measured.resident / GB:.2f} GB with mapped files"
         )
@@ -269,9 +269,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--work", type=Path, help="folder for all files (default: a temporary one)")
     p.add_argument("--keep", action="store_true", help="keep that folder")
     p.add_argument("--stages", metavar="NAME,NAME", help="only these, in a kept folder; not those that fetch")
-    p.add_argument(
-        "--out", type=Path, help="a .csv file for the rows, such as results/rehearsal.csv; replaces older ones"
-    )
+    p.add_argument("--out", type=Path, help="a .csv file for the rows, such as results/rehearsal.csv")
     return p
 
 

@@ -19,7 +19,6 @@ from rehearsal.processes import Measured
 from specbench.config import configuration, registry
 from specbench.models.loading import official
 from specbench.rows.csv_files import read_rows
-from specbench.storage.csv_text import csv_text
 
 
 def in_process(work: Path, root: str) -> rehearse.Runner:
@@ -61,11 +60,8 @@ def test_a_small_rehearsal_passes(
     assert {(row["ok"], row["scale"], row["anonymous_gb"]) for row in rows} == {("true", "small", "1.00")}
     [loaded] = [row["networks_gb"] for row in rows if row["networks_gb"]]
     assert loaded == "0.01"  # nearly all of it is the pixel tokenizer
-    out.write_text(csv_text(rehearse.ROWS.columns, [*rows[:-1], {**rows[-1], "seconds": "before"}]))
     assert rehearse.main([*arguments, "--stages=tables"], runner) == 0
-    repeated = rehearse.ROWS.read(out)  # a new row replaces that of the same stage
-    assert ([row["stage"] for row in repeated], repeated[:-1]) == ([row["stage"] for row in rows], rows[:-1])
-    assert repeated[-1]["seconds"] != "before"
+    assert [row["stage"] for row in rehearse.ROWS.read(out)[len(rows) :]] == ["tables"]
     [row] = read_rows(work / "first/row.csv")
     assert row["weights"].startswith("official:")
     assert all(math.isfinite(row[column]) for column in ("clip_score", "image_reward", "hpsv2"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,16 +72,11 @@ class RowFile:
             raise UsageError(f"{path} is not a file of {self.noun} (it has a column {foreign[0]}); choose another out=")
         return [{name: row.get(name, "") for name in self.columns} for _, row in lines]
 
-    def append(self, path: Path, row: Mapping[str, Any], unique: Sequence[str] = ()) -> None:
-        """Adds a row to a file, under a lock. The whole file is replaced atomically. unique: columns; the new row
-        replaces a row with the same values in all of them."""
+    def append(self, path: Path, row: Mapping[str, Any]) -> None:
+        """Adds a row to a file, under a lock. The whole file is replaced atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{path.name}.lock")):
-            rows: list[Mapping[str, Any]] = [*self.read(path)]
-            same = (i for i, old in enumerate(rows) if unique and all(old[name] == row[name] for name in unique))
-            at = next(same, len(rows))
-            rows[at : at + 1] = [row]
-            write_atomically(path, csv_text(self.columns, rows).encode())
+            write_atomically(path, csv_text(self.columns, [*self.read(path), row]).encode())
 
 
 def read_header(path: Path) -> list[str]:
