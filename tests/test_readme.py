@@ -245,43 +245,6 @@ def test_commands_that_are_not_run_still_exist() -> None:
     assert [start for start in NOT_RUN if not any(line.startswith(start) for _, line in ALL)] == []
 
 
-def test_the_commands_of_claims_have_rows_and_are_well_formed(reader: Path) -> None:
-    """They are in code, not in blocks, because they decode for hours where rows are missing."""
-    named = set(re.findall(r"`((?:specbench|scripts/)[^`]* [^`]*)`", (ROOT / "docs/claims.md").read_text()))
-    assert len(named) > 40
-    for line in sorted(named - {"specbench tables --list"}):
-        tool, command, *arguments = shlex.split(line)
-        if command == "audit":
-            plan.planned(arguments)
-        elif command == "probe":
-            sub_commands.find("probe").read(arguments)
-        elif command == "tables":
-            assert set(arguments) <= {*TABLES, "--model", "llamagen_textures"}
-            assert not _missing_tables(line), line
-        else:
-            assert (ROOT / tool).is_file()
-
-
-def test_fenced_commands_are_in_documents_whose_tests_run_them() -> None:
-    kinds = {path.name: set(re.findall(r"^```(\w*)$", path.read_text(), re.MULTILINE)) - {""} for path in FILES}
-    assert kinds.pop("contributing.md") == {"python", "yaml", "sh"}  # test_docs
-    assert kinds.pop("plugins.md") == {"python", "yaml", "sh", "text", "toml"}  # test_plugins
-    assert kinds.pop("api.md") == {"python"}  # test_api
-    assert kinds.pop("reproduce.md") == {"sh"}  # test_dry_run
-    assert kinds.pop("gpu.md") == {"sh"}  # test_check_gpu
-    assert kinds.pop("results.md") == {"python"}
-    assert kinds.pop("suites.md") == {"yaml"}  # read above
-    assert set().union(*kinds.values()) == set()
-
-
-def test_rows_are_read_in_python_as_the_document_shows(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(ROOT)
-    exec(re.findall(r"```python\n(.*?)```", (ROOT / "docs/results.md").read_text(), re.DOTALL)[0], {})
-    assert "cool_sd" in capsys.readouterr().out
-
-
 def table(path: Path, head: str) -> list[list[str]]:
     """The cells of the rows of the document's table whose head begins with `head`."""
     lines = path.read_text(encoding="utf-8").split(head)[1].splitlines()[2:]
@@ -376,7 +339,3 @@ def test_exact_variants_are_lossless_and_the_biased_releases_are_not() -> None:
     refuted = {(row["method"], row["variant"]) for row in rows if row["verdict"] == "not lossless"}
     assert {("scd", "released"), ("sjd_pac", "released"), ("gsd", "released")} <= refuted
     assert not {(row["method"], row["variant"]) for row in rows if row["variant"] == "exact"} & refuted
-
-
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 250
