@@ -113,11 +113,10 @@ def _of_data(cfg: Mapping[str, Any]) -> Iterator[Fetch]:
     folder = home.expanded(cfg.get("data_dir") or home.data_folder(cfg["data"]))
     record = downloads.FetchRecord(folder)
     if todo := [file for file in data.files if not downloads.is_unpacked(record, file, folder)]:
-        sizes = {file.name: float(file.size) for file in todo if file.size}
-        unknown = [file.name for file in todo if not file.size]
+        sizes = {file.name: float(file.size) for file in todo}
         more = f" data_dir={_quoted(folder)}" if cfg.get("data_dir") else ""
         command = f"specbench fetch data={cfg['data']}{more}"
-        yield Fetch(f"data {cfg['data']}", sizes, unknown, data.licence, False, command)
+        yield Fetch(f"data {cfg['data']}", sizes, (), data.licence, False, command)
 
 
 def _of_metrics(cfg: Mapping[str, Any]) -> Iterator[Fetch]:
