@@ -473,7 +473,7 @@ def test_completion(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     for line, completions in [
         (
             "specbench ",
-            set("run status resume merge audit bench breakdown compare convert evaluate fetch list probe push".split())
+            set("run status resume merge audit bench breakdown compare convert evaluate fetch list probe".split())
             | set("collect reference report show suite tables train".split()),
         ),
         ("specbench l", {"list"}),

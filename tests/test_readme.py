@@ -59,7 +59,6 @@ NOT_RUN = {
     "pytest -m gpu": "needs a GPU",
     'eval "$(specbench -sc install=bash)"': "changes the shell; test_cli has it",
     "uv pip install": NETWORK,
-    "python scripts/check_submission.py": "test_submission",
     "specbench fetch": NETWORK,
     "specbench reference": WEIGHTS,
     "specbench train": WEIGHTS,
@@ -82,7 +81,6 @@ NOT_RUN = {
     "python docs/optuna_example.py": "needs Optuna, and decodes for an hour",
     "specbench run method=cool_sd delta=1.1 n=16 log=tensorboard": "needs TensorBoard; test_trackers has a stub",
     "specbench run -m method=cool_sd delta=1.1,2 log=wandb": "needs Weights & Biases",
-    "specbench push drafters/llamagen_xl/eagle": "needs a hub; test_push has one",
     "sglang serve": "needs a GPU",
     "specbench run engine=http url=": "needs a server; test_served has one",
     "specbench run engine=vllm_omni url=": "the same; test_server_kinds",
@@ -214,7 +212,7 @@ def _check(line: str) -> None:
             "suite": lambda: tables._read(rest[0], [argument for argument in rest[1:] if "=" in argument]),
             "show": lambda: [selection.condition(a) for a in sub_commands.find("show").read(rest)["--where"] or ()],
             **dict.fromkeys(("status", "resume"), lambda: None),
-            **dict.fromkeys(("reference", "push", "report", "collect"), lambda: sub_commands.find(command).read(rest)),
+            **dict.fromkeys(("reference", "report", "collect"), lambda: sub_commands.find(command).read(rest)),
         }
         check[command]()
     elif tool == "pytest":

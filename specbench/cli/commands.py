@@ -36,8 +36,7 @@ COMMANDS = {
     "tables": ("tables:main", "the papers' tables: measured values next to published ones"),
     "show": ("rows:show", "rows of runs on the screen: filter, sort, group; seeds pooled"),
     "collect": ("rows:collect", "rows from folders, CSV, Parquet and stores in one file"),
-    "report": ("sharing:report", "one page of results to read and share: leaderboard, plots, images, audits"),
-    "push": ("sharing:push", "send rows of runs, or a drafter, to a repository of a hub, with a card"),
+    "report": ("report:report", "one page of results to read and share: leaderboard, plots, images, audits"),
     "train": ("drafters:train", "train a drafter for a target"),
     "convert": ("drafters:convert", "convert an EAGLE drafter to and from LANTERN's layout"),
 }

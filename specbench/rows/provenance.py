@@ -116,13 +116,9 @@ class RunMetadata:
             pass
         raise UsageError(f"{path} is not as specbench run wrote it; restore the file, or name another folder")
 
-    def content(self) -> bytes:
-        """The content of the file."""
-        return journal.encode(asdict(self))
-
     def write(self, path: Path) -> None:
         """Replaces the file."""
-        write_atomically(path, self.content())
+        write_atomically(path, journal.encode(asdict(self)))
 
     def changed(self, **values: Any) -> Self:
         """A copy with other values."""
