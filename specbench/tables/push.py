@@ -30,14 +30,12 @@ from specbench.tables import report
 #: Files of a run in a data set; images are optional.
 _OF_RUN = ("row.csv", "run.json", "records.jsonl", "baseline.jsonl", TIMINGS, "scores.jsonl", "contact_sheet.png")
 #: Parameters that name locations on this machine.
-_PLACES = ("out", "data_dir", "metrics_dir", "reference", "url", "ray_address", "log_dir", "drafter_weights")
+_PLACES = ("out", "data_dir", "metrics_dir", "reference", "ray_address", "log_dir", "drafter_weights")
 #: Columns of the card's table; shown if some row has a value.
 _COLUMNS = (
     "step_compression",
     "acceptance_rate",
     "speedup_latency",
-    "request_s_p50",
-    "goodput",
     *parameters.found_choices().columns,
 )
 
