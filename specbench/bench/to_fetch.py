@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from specbench import metrics
-from specbench.config import parameters, registry
+from specbench.config import registry
 from specbench.config.missing_weights import fetching
 from specbench.config.run_config import RunConfig
 from specbench.harness.planned import PlannedRun
@@ -85,7 +85,7 @@ def _part(what: str, part: Part, command: str) -> Fetch:
 
 
 def _of_model(cfg: Mapping[str, Any]) -> Iterator[Fetch]:
-    folder = None if parameters.is_served(cfg) else registry.weights_folder(cfg)
+    folder = registry.weights_folder(cfg)
     source = None if folder is None else registry.model_sources().get(cfg["model"])
     if folder is None or source is None:
         return

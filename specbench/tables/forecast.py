@@ -63,7 +63,6 @@ class Forecast:
     def line(self, chosen: Mapping[str, Device] | None) -> str:
         cfg = self.run.config
         what = f"{cfg['method']} on {cfg['model']}, seed {cfg['seed']}, n={cfg['n']}"
-        batch = "" if parameters.is_served(cfg) else f", batch {cfg['batch']}"
         state = f"{self.left} images" + (f", {self.existing} exist" if self.existing else "")
         if not self.left:
             state = "finished"
@@ -73,7 +72,7 @@ class Forecast:
             state += ", time unknown"
         elif chosen:
             state += f", {as_text(self.hours[next(iter(chosen))])}"
-        return f"{self.run.folder}: {what}{batch}: {state}"
+        return f"{self.run.folder}: {what}, batch {cfg['batch']}: {state}"
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class DryRun:
         total, unknown = 0.0, dict[str, None]()
         for forecast in self.runs:
             cfg = forecast.run.config
-            if not forecast.left or parameters.is_served(cfg):
+            if not forecast.left:
                 continue
             try:
                 planned = self.planner.plan(cfg)
@@ -177,7 +176,7 @@ def _check(cfg: RunConfig) -> None:
     """`harness.run.check`, as on a machine that has the device of the configuration."""
     from specbench.harness.run import check
 
-    if not parameters.is_served(cfg) and cfg["device"] != "cpu" and not torch.cuda.is_available():
+    if cfg["device"] != "cpu" and not torch.cuda.is_available():
         check_engine(cfg)
         cfg = cfg.changed(device="cpu", engine="eager")
     check(cfg)
@@ -191,7 +190,7 @@ def _of_gpus(
 ) -> dict[str, tuple[float, float]]:
     """Hours by GPU; {} without requested GPUs, or if the model cannot be planned from shapes."""
     is_real = parameters.default("model", cfg["model"], "weights") == "official"
-    if parameters.is_served(cfg) or not any(left_of) or (chosen is None and (not is_real or cfg["device"] == "cpu")):
+    if not any(left_of) or (chosen is None and (not is_real or cfg["device"] == "cpu")):
         return {}
     passes = zip(left_of, (cfg, gpu_hours.without_method(cfg)), strict=True)
     wanted = [(count, config) for count, config in passes if count]
@@ -270,7 +269,7 @@ class _Store:
     def _is_here(self, row: Mapping[str, Any], cfg: Mapping[str, Any]) -> bool:
         """Whether a row comes from this machine, the same model, and the same number of images at once."""
         device = cfg["device"]
-        if parameters.is_served(cfg) or (device.startswith("cuda") and not torch.cuda.is_available()):
+        if device.startswith("cuda") and not torch.cuda.is_available():
             return False
         if device not in self._machines:
             self._machines[device] = origin.environment(resolve_device(device))
@@ -335,7 +334,7 @@ def _memory(forecasts: DryRun) -> Iterator[str]:
     for forecast in forecasts.runs:
         cfg = forecast.run.config
         before = largest.get(cfg["model"])
-        if forecast.left and not parameters.is_served(cfg) and (before is None or cfg["batch"] >= before["batch"]):
+        if forecast.left and (before is None or cfg["batch"] >= before["batch"]):
             largest[cfg["model"]] = cfg
     for model, cfg in largest.items():
         what = f"{model}, {cfg['method']}, batch {cfg['batch']}, {cfg['dtype']}"
