@@ -73,7 +73,7 @@ NOT_RUN = {
     "specbench run -m --dry-run model=lumina_mgpt": "takes seconds for its shapes; test_dry_run",
     "specbench run --dry-run": "the same",
     "specbench tables coolsd_table1 --model llamagen_xl --dry-run": "the same",
-    "specbench show": "needs rows of a reader's own; test_store has some",
+    "specbench show": "needs rows of a reader's own; test_sources has some",
     "specbench collect": "the same",
     "specbench tables verification_gain": "decodes for an hour",
     "specbench tables coolsd_table1 --model": WEIGHTS,

@@ -17,8 +17,8 @@ _GALLERY = Path("results/gallery")
     "report",
     {
         "SOURCE": Words(
-            "a file of rows (FILE.csv, FILE.parquet or a store such as runs/results.sqlite), or a folder: the rows of"
-            " its CSV and Parquet files, and rows and images of every run in it, including runs of grids and suites"
+            "a file of rows (FILE.csv or FILE.parquet), or a folder: the rows of its CSV and Parquet files,"
+            " and rows and images of every run in it, including runs of grids and suites"
             " (default: the rows in results/)"
         ),
         "out=FILE.html": Argument("path", "file of the page", default="report.html"),

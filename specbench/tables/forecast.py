@@ -1,6 +1,6 @@
 """Dry runs: images to decode and existing ones, time, disk, memory, downloads, and the commands in their order.
 
-Time on this machine is known only from its rows in the store of results. Hours on a GPU, which need not exist here, are
+Time on this machine is known only from its rows below the current folder. Hours on a GPU, which need not exist, are
 a range (`gpu_hours`). Unknown values are reported as unknown. Nothing is loaded, fetched or written.
 """
 
@@ -240,16 +240,13 @@ def as_text(hours: tuple[float, float]) -> str:
 
 
 class _Store:
-    """The rows of this machine in the store of results, and the speeds in them."""
+    """The rows of runs below the current folder, and the speeds in them."""
 
     def __init__(self) -> None:
         from specbench.rows import sources
 
-        path = sources.default_store()
-        self.rows: list[tuple[str, dict[str, Any]]] = []
-        if path is not None and path.is_file():
-            with suppress(UsageError):
-                self.rows = sources.read_store(path)[::-1]  # the newest first
+        runs = [(str(path.parent), row) for path, row in sources.runs_in(Path()) if isinstance(row, dict)]
+        self.rows = sorted(runs, key=lambda run: str(run[1]["time"]), reverse=True)
         self._machines: dict[str, dict[str, Any]] = {}
         self._rates: dict[str, tuple[float, bool] | None] = {}
 
@@ -303,7 +300,7 @@ def _time(runs: Sequence[Forecast]) -> str:
     if not waiting:
         return "none"
     unknown = (
-        f"unknown for {len(waiting) - len(known)} of {len(waiting)} runs: the store has no such row of this machine"
+        f"unknown for {len(waiting) - len(known)} of {len(waiting)} runs: no run here has such a row of this machine"
     )
     if not known:
         return unknown

@@ -62,7 +62,7 @@ class ReportContent:
 
 
 def gather(paths: Sequence[Path], runs: Sequence[Path], images: int, gallery: Sequence[Path] = ()) -> ReportContent:
-    """The rows of the files in `paths` (CSV, Parquet, stores), of the tables in the folders in `paths`, and of every
+    """The rows of the files in `paths` (CSV, Parquet), of the tables in the folders in `paths`, and of every
     run in these folders, in the folders `runs`, and in their subfolders; of these runs also the first `images` images.
     Folders in `gallery` only provide images of these rows.
 
