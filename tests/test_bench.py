@@ -480,7 +480,7 @@ def test_tiles_are_tuned_for_the_passes_of_a_method() -> None:
     kernels = SimpleNamespace(tune=lambda *arguments: tuned.append(arguments))
     drafter, target = (
         SimpleNamespace(shape=DraftShape(build(parse(TREE)))),
-        SimpleNamespace(layers=["a block"], width=9, order=None),
+        SimpleNamespace(layers=["a block"], width=9),
     )
     arguments: Any = SimpleNamespace(
         engine=SimpleNamespace(kernels=kernels),

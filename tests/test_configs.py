@@ -50,10 +50,6 @@ def test_every_choice_composes_with_others_and_the_command_line_wins() -> None:
 
 
 CLASSES = {
-    "arpg_l",
-    "arpg_xl",
-    "lpd_l",
-    "lpd_xl",
     "llamagen_3b",
     "llamagen_l",
     "llamagen_xl_c2i",

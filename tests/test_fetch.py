@@ -138,7 +138,7 @@ def test_a_mistake_costs_one_sentence(call: Call, hub: FakeHub) -> None:
         (["metrics=clip"], "unknown metric 'clip' (choose from: captions, clip_b16, clip_b16_x100"),
         (["metrics=fid", "weights=here"], "'weights' has no meaning with metrics="),
         (["anole"], "unknown argument 'anole' (choose from: --dry-run, --yes, data, data_dir"),
-        (["model=llamagen_scenes"], "unknown model 'llamagen_scenes' (choose from: anole, arpg_l"),
+        (["model=llamagen_scenes"], "unknown model 'llamagen_scenes' (choose from: anole, emu3"),
         (["data=scenes"], "data=scenes has nothing to fetch: it needs no files"),
         (["model=anole", "data_dir=here"], "'data_dir' has no meaning with model="),
         (["model=anole", "size=512"], "anole has one size"),

@@ -266,7 +266,7 @@ def test_every_preset_is_in_the_list_of_the_field() -> None:
     assert {len(row) for row in rows} == {4}
     assert all(row[2] or row[3] for row in rows)  # a method without a preset has a reason
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row[2])}
-    assert named | {"vanilla"} == set(parameters.choices("method"))  # vanilla: for models with their own order
+    assert named | {"vanilla"} == set(parameters.choices("method"))
 
 
 def test_every_variant_is_in_its_table() -> None:

@@ -88,9 +88,7 @@ def test_continuous_drafts_have_a_shape() -> None:
 def test_rows_in_parallel_have_fronts() -> None:
     """With 24 tokens per row, the next row begins when the row above has `lag` tokens."""
     tree = build([])
-    assert [
-        DraftShape(tree, lag=lag).num_chains(SimpleNamespace(width=24, order=None)) for lag in (24, 12, 8, None)
-    ] == [
+    assert [DraftShape(tree, lag=lag).num_chains(SimpleNamespace(width=24)) for lag in (24, 12, 8, None)] == [
         1,
         3,
         4,

@@ -19,7 +19,6 @@ from specbench.decoding.drafters.spatial import Spatial, SpatialState
 from specbench.decoding.drafters.vvs import VVS
 from specbench.decoding.loop import StepResult, last_token
 from specbench.decoding.parallel_positions import ParallelPositions
-from specbench.decoding.planned import TokenOrder
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Distributions, Sampling, draw, draw_distinct, draw_several
 from specbench.decoding.shape import DraftShape
@@ -130,8 +129,6 @@ class _Lookup:
 class TabularTarget:
     """A target for the loop. Its logits are log probabilities, so temperature and filters apply as for any model."""
 
-    order: TokenOrder | None = None
-
     def __init__(self, tables: Tables) -> None:
         self.lookup = _Lookup(tables)
         self.width = math.isqrt(self.lookup.length - 1) + 1  # as if the sequence were an image
@@ -141,8 +138,6 @@ class TabularTarget:
 
 
 class TabularSession:
-    order: TokenOrder | None = None
-
     def __init__(self, lookup: _Lookup, width: int, rows: int) -> None:
         self.lookup, self.width = lookup, width
         self.prefix_hidden = lookup.table.new_zeros(rows, 1, 1)

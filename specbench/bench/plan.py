@@ -169,7 +169,6 @@ def _discrete(cfg: Mapping[str, Any], on_shapes: Shapes, context: int | None) ->
     return {
         "rows": rows,
         "tokens": pipeline.tokens_per_image,
-        "passes": None if target.order is None else len(target.order.sizes),
         "context": at,
         "nodes": nodes,
         "cache_gb": sizes[0],

@@ -293,8 +293,8 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 def kind(group: str, name: str) -> str:
     """The tokens that a model, drafter, rule or method supports, from `kind:` in its file: discrete (default),
-    continuous, or any; ordered: discrete tokens of a model that does not use raster order."""
-    value, kinds = content(group, name).get("kind", "discrete"), ("discrete", "continuous", "ordered", "any")
+    continuous, or any."""
+    value, kinds = content(group, name).get("kind", "discrete"), ("discrete", "continuous", "any")
     if value not in kinds:
         raise UsageError(f"{file_of(group, name)}: kind must be one of {', '.join(kinds)} (got {value})")
     return str(value)
@@ -306,22 +306,16 @@ def is_continuous(group: str, name: str) -> bool:
 
 
 def in_raster_order(cfg: Mapping[str, Any]) -> bool:
-    """Whether a run samples its tokens row by row: neither its model nor its drafter has another order."""
-    drafter_leaves = default("drafter", str(cfg["drafter"]), "raster") is False
-    return not drafter_leaves and kind("model", str(cfg.get("model"))) != "ordered"
-
-
-#: The tokens of a model of each kind, in messages.
-_TOKENS = {"ordered": "discrete tokens in an order of its own"}
+    """Whether a run samples its tokens row by row: its drafter has no other order."""
+    return default("drafter", str(cfg["drafter"]), "raster") is not False
 
 
 def _check_kinds(cfg: Mapping[str, Any]) -> None:
-    """UsageError unless drafter, rule and verification support the model's tokens: discrete, continuous, or ordered."""
+    """UsageError unless drafter, rule and verification support the model's tokens: discrete or continuous."""
     model_kind = kind("model", cfg["model"])
-    tokens = _TOKENS.get(model_kind, f"{model_kind} tokens")
     if kind("verification", cfg["verification"]) not in (model_kind, "any"):
         raise UsageError(
-            f"{cfg['model']} has {tokens}, which verification={cfg['verification']} does not support: use"
+            f"{cfg['model']} has {model_kind} tokens, which verification={cfg['verification']} does not support: use"
             " verification=token"
         )
     parts = {group: cfg[group] for group in ("drafter", "rule") if kind(group, cfg[group]) != "any"}
@@ -331,7 +325,7 @@ def _check_kinds(cfg: Mapping[str, Any]) -> None:
     suited = [method for method in choices("method") if kind("method", method) in (model_kind, "any")]
     shown = " and ".join(f"{group} {name}" for group, name in parts.items())
     does = "do" if len(parts) > 1 else "does"
-    text = f"{cfg['model']} has {tokens}, which {shown} {does} not support"
+    text = f"{cfg['model']} has {model_kind} tokens, which {shown} {does} not support"
     raise UsageError(f"{text}; use method={', '.join(suited)}")
 
 

@@ -31,8 +31,6 @@ class Raster:
     def __init__(self, tree: Tree, num_committed: Tensor) -> None:
         self.tree, self.num_committed = tree, num_committed
 
-    progress: Tensor | None = None  # see `ParallelPositions`
-
     @property
     def next_positions(self) -> Tensor:
         """The image positions (B, K * n) of the tokens that follow the nodes."""
@@ -119,10 +117,6 @@ class ParallelPositions(Raster):
     extends (B, K) bool: whether the tokens of a verdict count.
     recovers (B, K) bool: whether its next token counts if no draft token was accepted.
     owner (B * K,) int64: the image of each chain.
-    targets (B, K, n) int64: the image positions of the tokens that the pass asks for. None: each follows its node. A
-        model with its own order fills an image in that order, and the nodes are its newest tokens.
-    progress (B, K * n, 2) float32, for such a model: the share of the image's tokens that come before the token in the
-        order, and the share that exists after the pass.
     """
 
     positions: Tensor
@@ -132,14 +126,12 @@ class ParallelPositions(Raster):
     extends: Tensor
     recovers: Tensor
     owner: Tensor
-    targets: Tensor | None = None
-    progress: Tensor | None = None
 
     fuses = False
 
     @property
     def next_positions(self) -> Tensor:
-        return (self.positions + 1 if self.targets is None else self.targets).flatten(1)
+        return (self.positions + 1).flatten(1)
 
     def forward(self, session: Any, tokens: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
         outputs: tuple[Tensor, Tensor] = session.forward_at_positions(tokens.view(len(self.keys), -1), self, history)
@@ -165,8 +157,7 @@ class ParallelPositions(Raster):
         assert kept is not None
         offsets = torch.arange(verdict.tokens.shape[1], device=kept.device)
         committed = offsets < kept.unsqueeze(-1)
-        first = self.next_positions.view_as(self.positions)[:, :, :1]
-        where = torch.where(committed, first + offsets, total)
+        where = torch.where(committed, self.positions[:, :, :1] + 1 + offsets, total)
         return where.flatten(1), (self.images(verdict.tokens) * committed).flatten(1), committed.flatten(1)
 
     def among_nodes(self, path: Tensor) -> Tensor:

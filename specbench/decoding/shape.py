@@ -44,6 +44,4 @@ class DraftShape:
 
     def num_chains(self, target: Any) -> int:
         """The number of positions at which a pass extends an image of this target; 1 in raster order."""
-        if self.lag is not None:
-            return rows_at_once(target.width, self.lag)
-        return 1 if target.order is None else max(target.order.sizes)
+        return 1 if self.lag is None else rows_at_once(target.width, self.lag)

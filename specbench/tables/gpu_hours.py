@@ -66,10 +66,6 @@ class Planner:
         if parameters.is_continuous("model", cfg["model"]):
             return self._continuous(cfg, device)
         planned = self.plan(cfg)
-        if parameters.kind("model", cfg["model"]) == "ordered":
-            passes = planned["passes"]
-            low, high = _of_part(planned, "step", device, planned["launches"], cfg["engine"] != "eager")
-            return passes * low / cfg["batch"], passes * high / cfg["batch"]
         made = tokens_per_step(cfg, planned["tokens"], shape_of(cfg).height + 1, self.results)
         if made.source:
             self.sources.setdefault(made.source, set()).update(made.names)
