@@ -96,7 +96,7 @@ def _load(
                     part.register_buffer("position_ids", torch.arange(old.shape[-1])[None], persistent=False)
         return network
 
-    return official.load_by_name(counted, official.open_source(path), device, dtype, [*ignored, *_COUNTED])
+    return official.load(counted, official.open_source(path), None, device, dtype, [*ignored, *_COUNTED])
 
 
 class CLIPCaptions:
