@@ -26,7 +26,6 @@ from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft, ZipAR
 from specbench.decoding.drafters.pjd import ParallelJacobi
-from specbench.decoding.drafters.spatial import Spatial
 from specbench.decoding.drafters.vvs import VVS
 from specbench.decoding.drafters.window import BuiltIn, Window
 from specbench.decoding.loop import DecoderConfig, Decoding, decode
@@ -63,8 +62,6 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "height": lambda target: Window(7, coupling="height", width=2, depth=3),
     "zipar": lambda target: ZipAR(1, "overlap"),
     "pjd": lambda target: ParallelJacobi(3, 2),
-    "spatial": lambda target: Spatial(tiny.spatial(target), 3, 2, 1, 1),
-    "spatial_strict": lambda target: Spatial(tiny.spatial(target), 4, 2, 1, None),
 }
 
 
