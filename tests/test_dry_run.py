@@ -31,8 +31,7 @@ SMALL = ("metrics=none", "device=cpu", "warmup=0", "batch=2", "timing=true")
 
 @pytest.fixture
 def dry(call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """`call` with a store, and with a constant estimate of the memory, which takes no time."""
-    monkeypatch.delenv("SPECBENCH_STORE")
+    """`call` with a constant estimate of the memory, which takes no time."""
     gb = {"peak_estimate_gb": 3.5, "runtime_estimate_gb": 1.0, "all_weights_gb": 2.0, "state_gb": 0.25}
     gb |= {"resolution": 64, "tokens": 256}
     monkeypatch.setattr(plan, "plan", lambda cfg: gb)
@@ -47,7 +46,7 @@ def test_a_dry_run_does_nothing_and_knows_nothing_of_a_new_machine(dry: Call, tm
     assert lines["decode"] == "8 images, 0 of 8 exist"  # the baseline's, too
     several = dry("run", "--dry-run", "method=sjd", "n=4", "images_per_prompt=3", *SMALL, "out=one")[1]
     assert "decode    24 images, 0 of 24 exist" in several
-    assert lines["time"] == "unknown for 1 of 1 runs: the store has no such row of this machine"
+    assert lines["time"] == "unknown for 1 of 1 runs: no run here has such a row of this machine"
     assert lines["disk"].startswith("at most ")
     assert lines["memory"].startswith(
         "2 GB of weights and 0.25 GB of caches, about 2.5 GB at the peak (llamagen_scenes, "

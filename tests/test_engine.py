@@ -25,7 +25,6 @@ from specbench.decoding.drafters.dynamic import Eagle2
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft, ZipAR
-from specbench.decoding.drafters.spatial import Spatial
 from specbench.decoding.drafters.vvs import VVS
 from specbench.decoding.drafters.window import BuiltIn, Window
 from specbench.decoding.loop import DecoderConfig, Decoding, decode
@@ -62,8 +61,6 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "height": lambda target: Window(7, coupling="height", width=2, depth=3),
     "zipar": lambda target: ZipAR(1, "overlap"),
     "rows": lambda target: tiny.Rows(3, 2),
-    "spatial": lambda target: Spatial(tiny.spatial(target), 3, 2, 1, 1),
-    "spatial_strict": lambda target: Spatial(tiny.spatial(target), 4, 2, 1, None),
 }
 
 

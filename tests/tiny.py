@@ -25,8 +25,6 @@ from specbench.models.language import Language
 from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
 from specbench.models.medusa import MedusaNetwork
 from specbench.models.medusa import like_target as medusa_like_target
-from specbench.models.spatial import SpatialNetwork
-from specbench.models.spatial import like_target as spatial_like_target
 
 VOCAB, PREFIX = 5, 3
 
@@ -124,15 +122,6 @@ def read_by(target: Any, drafter: Any) -> Any:
     """The target, with the hidden layers that a drafter reads."""
     layers = getattr(drafter, "aux_hidden_layers", ())
     return target.with_aux_hidden_layers(layers) if layers else target
-
-
-def spatial(target: Language, seed: int = 1) -> SpatialNetwork:
-    torch.manual_seed(seed)
-    heads = spatial_like_target(target, right=3)
-    with torch.no_grad():
-        for p in heads.parameters():
-            p.add_(0.1 * torch.randn_like(p))
-    return heads.eval().requires_grad_(False)
 
 
 def prompts(count: int, same: bool = False) -> Conditioning:

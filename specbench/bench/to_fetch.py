@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from specbench import metrics
-from specbench.config import parameters, registry
+from specbench.config import registry
 from specbench.config.missing_weights import fetching
 from specbench.config.run_config import RunConfig
 from specbench.harness.planned import PlannedRun
@@ -85,7 +85,7 @@ def _part(what: str, part: Part, command: str) -> Fetch:
 
 
 def _of_model(cfg: Mapping[str, Any]) -> Iterator[Fetch]:
-    folder = None if parameters.is_served(cfg) else registry.weights_folder(cfg)
+    folder = registry.weights_folder(cfg)
     source = None if folder is None else registry.model_sources().get(cfg["model"])
     if folder is None or source is None:
         return
@@ -113,11 +113,10 @@ def _of_data(cfg: Mapping[str, Any]) -> Iterator[Fetch]:
     folder = home.expanded(cfg.get("data_dir") or home.data_folder(cfg["data"]))
     record = downloads.FetchRecord(folder)
     if todo := [file for file in data.files if not downloads.is_unpacked(record, file, folder)]:
-        sizes = {file.name: float(file.size) for file in todo if file.size}
-        unknown = [file.name for file in todo if not file.size]
+        sizes = {file.name: float(file.size) for file in todo}
         more = f" data_dir={_quoted(folder)}" if cfg.get("data_dir") else ""
         command = f"specbench fetch data={cfg['data']}{more}"
-        yield Fetch(f"data {cfg['data']}", sizes, unknown, data.licence, False, command)
+        yield Fetch(f"data {cfg['data']}", sizes, (), data.licence, False, command)
 
 
 def _of_metrics(cfg: Mapping[str, Any]) -> Iterator[Fetch]:

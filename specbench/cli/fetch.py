@@ -85,8 +85,7 @@ def _origins(args: Mapping[str, Any]) -> Iterator[str]:
     if "data" in args:
         data, folder = _data(args)
         yield f"{args['data']} -> {folder}"
-        sizes = (format_size(file.size) if file.size else "not known" for file in data.files)
-        yield from (f"    {size:>9}  {file.address}" for size, file in zip(sizes, data.files))
+        yield from (f"    {format_size(file.size):>9}  {file.address}" for file in data.files)
         yield f"  licence: {data.licence}"
         return
     parts, folder = _parts(args)

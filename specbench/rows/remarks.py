@@ -65,7 +65,7 @@ def emitted_remarks(cfg: Mapping[str, Any], images: Sequence[Record]) -> list[st
         not_drawn = {"stored": "old", "siblings": "residual", "coupling": "threshold", "opening": "greedy"}
         if any(cfg.get(name) == value for name, value in not_drawn.items()):
             what = "tokens that were not drawn from their stored distribution"
-        if cfg.get("drafter") == "vvs" or cfg.get("rounds") is not None:
+        if cfg.get("drafter") == "vvs":
             what = "tokens that are not verified"
         if not parameters.in_raster_order(cfg):
             what = f"drafter {cfg['drafter']}, whose tokens are not sampled in raster order"

@@ -1,6 +1,6 @@
 """Dry runs: images to decode and existing ones, time, disk, memory, downloads, and the commands in their order.
 
-Time on this machine is known only from its rows in the store of results. Hours on a GPU, which need not exist here, are
+Time on this machine is known only from its rows below the current folder. Hours on a GPU, which need not exist, are
 a range (`gpu_hours`). Unknown values are reported as unknown. Nothing is loaded, fetched or written.
 """
 
@@ -63,7 +63,6 @@ class Forecast:
     def line(self, chosen: Mapping[str, Device] | None) -> str:
         cfg = self.run.config
         what = f"{cfg['method']} on {cfg['model']}, seed {cfg['seed']}, n={cfg['n']}"
-        batch = "" if parameters.is_served(cfg) else f", batch {cfg['batch']}"
         state = f"{self.left} images" + (f", {self.existing} exist" if self.existing else "")
         if not self.left:
             state = "finished"
@@ -73,7 +72,7 @@ class Forecast:
             state += ", time unknown"
         elif chosen:
             state += f", {as_text(self.hours[next(iter(chosen))])}"
-        return f"{self.run.folder}: {what}{batch}: {state}"
+        return f"{self.run.folder}: {what}, batch {cfg['batch']}: {state}"
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class DryRun:
         total, unknown = 0.0, dict[str, None]()
         for forecast in self.runs:
             cfg = forecast.run.config
-            if not forecast.left or parameters.is_served(cfg):
+            if not forecast.left:
                 continue
             try:
                 planned = self.planner.plan(cfg)
@@ -177,7 +176,7 @@ def _check(cfg: RunConfig) -> None:
     """`harness.run.check`, as on a machine that has the device of the configuration."""
     from specbench.harness.run import check
 
-    if not parameters.is_served(cfg) and cfg["device"] != "cpu" and not torch.cuda.is_available():
+    if cfg["device"] != "cpu" and not torch.cuda.is_available():
         check_engine(cfg)
         cfg = cfg.changed(device="cpu", engine="eager")
     check(cfg)
@@ -191,7 +190,7 @@ def _of_gpus(
 ) -> dict[str, tuple[float, float]]:
     """Hours by GPU; {} without requested GPUs, or if the model cannot be planned from shapes."""
     is_real = parameters.default("model", cfg["model"], "weights") == "official"
-    if parameters.is_served(cfg) or not any(left_of) or (chosen is None and (not is_real or cfg["device"] == "cpu")):
+    if not any(left_of) or (chosen is None and (not is_real or cfg["device"] == "cpu")):
         return {}
     passes = zip(left_of, (cfg, gpu_hours.without_method(cfg)), strict=True)
     wanted = [(count, config) for count, config in passes if count]
@@ -241,16 +240,13 @@ def as_text(hours: tuple[float, float]) -> str:
 
 
 class _Store:
-    """The rows of this machine in the store of results, and the speeds in them."""
+    """The rows of runs below the current folder, and the speeds in them."""
 
     def __init__(self) -> None:
         from specbench.rows import sources
 
-        path = sources.default_store()
-        self.rows: list[tuple[str, dict[str, Any]]] = []
-        if path is not None and path.is_file():
-            with suppress(UsageError):
-                self.rows = sources.read_store(path)[::-1]  # the newest first
+        runs = [(str(path.parent), row) for path, row in sources.runs_in(Path()) if isinstance(row, dict)]
+        self.rows = sorted(runs, key=lambda run: str(run[1]["time"]), reverse=True)
         self._machines: dict[str, dict[str, Any]] = {}
         self._rates: dict[str, tuple[float, bool] | None] = {}
 
@@ -270,7 +266,7 @@ class _Store:
     def _is_here(self, row: Mapping[str, Any], cfg: Mapping[str, Any]) -> bool:
         """Whether a row comes from this machine, the same model, and the same number of images at once."""
         device = cfg["device"]
-        if parameters.is_served(cfg) or (device.startswith("cuda") and not torch.cuda.is_available()):
+        if device.startswith("cuda") and not torch.cuda.is_available():
             return False
         if device not in self._machines:
             self._machines[device] = origin.environment(resolve_device(device))
@@ -304,7 +300,7 @@ def _time(runs: Sequence[Forecast]) -> str:
     if not waiting:
         return "none"
     unknown = (
-        f"unknown for {len(waiting) - len(known)} of {len(waiting)} runs: the store has no such row of this machine"
+        f"unknown for {len(waiting) - len(known)} of {len(waiting)} runs: no run here has such a row of this machine"
     )
     if not known:
         return unknown
@@ -335,7 +331,7 @@ def _memory(forecasts: DryRun) -> Iterator[str]:
     for forecast in forecasts.runs:
         cfg = forecast.run.config
         before = largest.get(cfg["model"])
-        if forecast.left and not parameters.is_served(cfg) and (before is None or cfg["batch"] >= before["batch"]):
+        if forecast.left and (before is None or cfg["batch"] >= before["batch"]):
             largest[cfg["model"]] = cfg
     for model, cfg in largest.items():
         what = f"{model}, {cfg['method']}, batch {cfg['batch']}, {cfg['dtype']}"
