@@ -148,9 +148,6 @@ def _drafts(cfg: Mapping[str, Any], given_keys: set[str], model: Subject) -> Ite
     elif "first_row" in declared:  # rows in parallel; the last one is raster order
         yield from (("window=1", "first_row=overlap"), ("window=2",), (f"window={length}",))
         return
-    elif "t_ctx" in declared:  # rows in parallel, and one at a time
-        yield from (("window=2", "t_ctx=1"), ("window=2", f"t_ctx={length}"))
-        return
     elif "window" in declared:
         yield from ((f"window={window}",) for window in lengths)
     elif "nodes" in declared:

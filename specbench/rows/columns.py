@@ -102,7 +102,7 @@ _SPEED = {
     " is verified if the depths above it were accepted",
     "accepted_histogram": "JSON list: shares of the steps that accepted 0, 1, 2, ... draft tokens, over all images",
     "drafted_by_position": "JSON list over an image's tokens: share of the images in which it was an accepted draft"
-    " token; empty for pjd, whose steps add tokens in several rows",
+    " token; empty where steps add tokens in several rows",
     "acceptance_by_step": "JSON list over the order of generation of the tokens: accepted / verified drafts (continuous"
     " tokens), null if no draft was verified",
     "first_accept": "probability with which the rule keeps a draft's first candidate, mean over all steps with a draft",
