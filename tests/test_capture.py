@@ -27,7 +27,7 @@ from specbench.decoding.verify import TokenWise, Verification
 from specbench.decoding.verify.block import BlockVerification
 from specbench.decoding.verify.selected import Selected
 from specbench.decoding.verify.traversal import Traversal
-from specbench.engine.graph import BlockCall, Graphs, call_block, compiling
+from specbench.engine.graph import Graphs
 from specbench.models.flow import FlowSampler
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided
@@ -72,13 +72,6 @@ def unified() -> tuple[Any, Any]:
     return Unified(UnifiedConfig(32, 1, 2, 2, 48, 8, qk_norm=2), image), Prompts(ids, valid, ids, valid)
 
 
-def traced_before(lint: Lint) -> BlockCall:
-    """Blocks that `torch.compile` traces as a whole, in the round before a recording. It cannot trace under a lint:
-    then they run operation by operation."""
-    traced = torch.compile(call_block, backend="eager", fullgraph=True, dynamic=False)
-    return lambda *arguments: (call_block if lint.on else traced)(*arguments)
-
-
 class Case:
     """A drafter, as `test_engine.DRAFTERS` names it, and a target, both on fake CUDA tensors."""
 
@@ -120,8 +113,7 @@ class Case:
             if self.engine == "eager":
                 lint.record({"a step": decoding.step, "its statistics": decoding.record_stats}, decoding.state.device)
             else:
-                compiled = compiling(lint.record, lambda: traced_before(lint))
-                Graphs(compiled if self.engine == "compiled" else lint.record, kernels).begin(decoding)
+                Graphs(lint.record, kernels).begin(decoding)
         assert lint.operations > 30 or lint.faults
         return lint.faults
 
@@ -141,19 +133,11 @@ class Case:
 KINDS = ("sjd", "jacobi", "sjd_pac", "eagle2", "rows")
 
 
-#: Drafters with whose passes blocks are compiled: of the target alone, of a head, and of a window.
-COMPILED = ("none", "tree", "sjd")
-
-
-@pytest.mark.parametrize(
-    ("name", "engine"),
-    [*itertools.product(test_engine.DRAFTERS, ("graph", "triton")), *((name, "compiled") for name in COMPILED)],
-)
+@pytest.mark.parametrize(("name", "engine"), itertools.product(test_engine.DRAFTERS, ("graph", "triton")))
 def test_a_step_can_be_recorded(name: str, engine: str) -> None:
     """All drafters with the exact rule; drafts of each kind with every rule that the engine's kernels know, or with
-    every rule on plain tensors. (engine=compiled verifies as engine=graph does.)"""
-    others = name in KINDS and engine != "compiled"
-    rules = {rule: make() for rule, make in test_engine.RULES.items() if rule != "exact" and others}
+    every rule on plain tensors."""
+    rules = {rule: make() for rule, make in test_engine.RULES.items() if rule != "exact" and name in KINDS}
     with Case(name, engine) as case:
         reads = {"exact": case.lint(exact())}
         for rule, built in rules.items():

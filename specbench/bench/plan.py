@@ -136,8 +136,6 @@ def plan(cfg: Mapping[str, Any], context: int | None = None) -> dict[str, Any]:
 
 def uncounted(engine: str) -> str | None:
     """Why the launches of an engine cannot be counted here, or None if they can."""
-    if engine == "compiled":
-        return "Inductor chooses the kernels on the device"
     return "engine=triton needs Triton" if engine == "triton" and not has_triton() else None
 
 

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench.engine.graph import run_block
 from specbench.engine.masks import TreeMask
 from specbench.engine.ops import Kernels, KVCache, attention, linear, silu
 
@@ -99,16 +98,13 @@ def rope_factors(table: Tensor, rotary: str) -> Tensor:
 
 
 def rotate(x: Tensor, rope_factors: Tensor, rotary: str) -> Tensor:
-    """Rotate the pairs of x (rows, n, heads, head_dim) by a `rope_factors` table, or by (cos, sin) in its last
-    dimension; see `BlockConfig`."""
-    if rope_factors.is_complex():
+    """Rotate the pairs of x (rows, n, heads, head_dim) by a `rope_factors` table; see `BlockConfig`."""
+    if rotary == "interleaved":
         pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
         return torch.view_as_real(pairs * rope_factors).flatten(-2).type_as(x)
     cos, sin = rope_factors.unbind(-1)
-    halves = rotary == "halves"
-    a, b = x.float().chunk(2, -1) if halves else x.float().unflatten(-1, (-1, 2)).unbind(-1)
-    rotated = a * cos - b * sin, b * cos + a * sin
-    return (torch.cat(rotated, -1) if halves else torch.stack(rotated, -1).flatten(-2)).type_as(x)
+    a, b = x.float().chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).type_as(x)
 
 
 class HeadNorm(nn.Module):
@@ -248,7 +244,7 @@ def run_blocks(
         flat = kernels.stream(flat)
     aux = []
     for i, block in enumerate(blocks):
-        flat = run_block(block, flat, context, i)
+        flat = block(flat, context, i)
         if i in aux_hidden_layers:
             aux.append(flat if kernels is None else flat.summed())
     if kernels is not None:
