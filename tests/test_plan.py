@@ -128,7 +128,7 @@ def test_planned_bytes_equal_those_of_real_networks_and_caches() -> None:
 
 @pytest.mark.skipif(not has_triton(), reason="needs Triton")
 def test_weights_that_fused_kernels_join_are_counted_once() -> None:
-    """They used to count in the state of a step, too: 33 GB of Emu3.5's 68 GB of weights, so it fitted no device."""
+    """They used to count in the state of a step, too."""
     words = (*REDUCED, "method=eagle_chain", "window=3")
     fused, plain = (plan(configuration.compose([*words, f"engine={name}"])) for name in ("triton", "graph"))
     assert fused["weights_gb"] == plain["weights_gb"]

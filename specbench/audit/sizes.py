@@ -68,7 +68,6 @@ _DENSITIES: dict[str, tuple[tuple[str, ...], ...]] = {
     "d1t5": (("gamma=2", "prefill=0.4"), ("gamma=3", "criterion=exact")),
     "d2t3": (("gamma=1",), ("gamma=1", "temperature=0.7")),
     "d2t4": (("gamma=2",), ("gamma=2", "criterion=exact", "align=false")),
-    "nextstep_tiny": (("gamma=2",), ("gamma=2", "prefill=0.3", "temperature=0.8"), ("gamma=2", "criterion=exact")),
 }
 
 

@@ -30,7 +30,7 @@ from specbench.bench.shapes import (
     shapes,
 )
 from specbench.config import parameters
-from specbench.decoding.continuous import GenerationOrder, conditions_of
+from specbench.decoding.continuous import Conditions, GenerationOrder
 from specbench.engine.ops import KVCache
 from specbench.harness.pipeline import check_engine
 from specbench.models.transformer import FeedForward
@@ -156,8 +156,7 @@ def _discrete(cfg: Mapping[str, Any], on_shapes: Shapes, context: int | None) ->
                 decoding.step()
             above["step"] = memory.above()
             resident = memory.live
-            if not parameters.no_pixels(cfg):
-                _pixels(on_shapes, codes)
+            _pixels(on_shapes, codes)
             above["pixels"] = memory.above()
         launches = count_step(decoding, clock)
     at, nodes = position_of(decoding, context), drafter.shape.num_chains(target) * drafter.shape.tree.nodes
@@ -187,9 +186,8 @@ def _continuous(cfg: Mapping[str, Any], on_shapes: Shapes) -> dict[str, Any]:
     length = model.length
     launches = Launches()
     with on_shapes.entered(), memory, _caches() as caches:
-        conditions = conditions_of(
-            session := model.open(on_shapes.conditioning, rows), GenerationOrder.raster(rows, length, DEVICE)
-        )
+        session = model.open(on_shapes.conditioning, rows)
+        conditions = Conditions(session, GenerationOrder.raster(rows, length, DEVICE))
         tokens = torch.zeros(rows, length + 1, model.dim, device=DEVICE)
         row = torch.arange(rows, device=DEVICE)
         memory.above()

@@ -26,14 +26,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from specbench.config import parameters, registry
-from specbench.decoding.continuous import GenerationOrder, conditions_of
+from specbench.decoding.continuous import Conditions, GenerationOrder
 from specbench.decoding.continuous.trajectory import draw_trajectory
 from specbench.decoding.rng import RandomStreams
 from specbench.engine.clock import Idle
 from specbench.engine.graph import Eager, Graphs
 from specbench.harness.method import build_continuous, build_drafter, build_method
 from specbench.harness.pipeline import DTYPES, ContinuousPipeline, Pipeline
-from specbench.models import flow, mar
+from specbench.models import mar
 from specbench.models.mar import MarBlock
 from specbench.models.transformer import Block
 
@@ -72,7 +72,6 @@ class Shapes:
                 yield
         finally:
             mar.forget_tables()
-            flow.forget_tables()
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -293,7 +292,7 @@ def _of_trajectory(cfg: Mapping[str, Any]) -> int:
         row = torch.zeros(1, dtype=torch.int64, device=DEVICE)
         tokens = torch.zeros(1, model.length + 1, model.dim, device=DEVICE)
         order = GenerationOrder.raster(1, model.length, DEVICE)
-        z = conditions_of(session, order).following(tokens, row, row, 1, model.length)[:, 0]
+        z = Conditions(session, order).following(tokens, row, row, 1, model.length)[:, 0]
         noise = torch.zeros(1, model.steps + 1, model.dim, device=DEVICE)
         launches.counting = True
         draw_trajectory(session, z, noise, on_shapes.pipeline.rule, on_shapes.pipeline.engine)
