@@ -112,8 +112,7 @@ def _discrete(cfg: Mapping[str, Any], on_shapes: Shapes, context: int | None) ->
             decoding.step()
         above["step"] = memory.above()
         resident = memory.live
-        if not parameters.no_pixels(cfg):
-            _pixels(on_shapes, codes)
+        _pixels(on_shapes, codes)
         above["pixels"] = memory.above()
     at = position_of(decoding, context)
     read = floor.of_target(target) + floor.of_cache(target, rows, at), floor.of_drafts(drafter, target)
