@@ -29,7 +29,6 @@ from specbench.decoding.batch import finished
 from specbench.decoding.drafters.dynamic import Eagle2
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.drafters.spatial import Spatial
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import DecoderConfig, Decoding
 from specbench.decoding.rules import exact
@@ -152,8 +151,6 @@ def test_floors_are_what_the_shapes_say() -> None:
     eagle = Eagle(tiny.eagle(target), chain_paths(4))
     first = block - dim  # EAGLE's layer has no first norm
     assert floor.of_drafts(eagle, target) == 4 * 4 * (2 * dim * dim + dim + first + vocab * dim)
-    spatial = Spatial(tiny.spatial(target), 8, 2, 1, 1)  # two heads to the right and one below
-    assert floor.of_drafts(spatial, target) == 4 * (3 * (2 * dim * dim + dim + 3 * dim * (dim // 4)) + vocab * dim)
     assert floor.of_drafts(NoDraft(), target) == floor.of_drafts(Window(4), target) == 0
 
 
@@ -480,7 +477,7 @@ def test_tiles_are_tuned_for_the_passes_of_a_method() -> None:
     kernels = SimpleNamespace(tune=lambda *arguments: tuned.append(arguments))
     drafter, target = (
         SimpleNamespace(shape=DraftShape(build(parse(TREE)))),
-        SimpleNamespace(layers=["a block"], width=9, order=None),
+        SimpleNamespace(layers=["a block"], width=9),
     )
     arguments: Any = SimpleNamespace(
         engine=SimpleNamespace(kernels=kernels),

@@ -138,7 +138,7 @@ class Case:
 #: sampled or deterministic, one tree or one a row, levels of one candidate and of several, and several chains a row.
 #: Every other drafter's are as one of these: chain's as sjd's, tree's as sjd_pac's, vvs's and medusa's as eagle2's, and
 #: dflash's like chain's and medusa's.
-KINDS = ("sjd", "jacobi", "sjd_pac", "eagle2", "pjd")
+KINDS = ("sjd", "jacobi", "sjd_pac", "eagle2", "rows")
 
 
 #: Drafters with whose passes blocks are compiled: of the target alone, of a head, and of a window.

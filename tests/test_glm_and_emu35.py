@@ -160,12 +160,11 @@ def test_both_are_planned_on_shapes_alone():
     assert emu["pixels_estimate_gb"] > 0
 
 
-@pytest.mark.parametrize("name", ["zipar", "pjd"])
-def test_parallel_rows_of_two_grids_are_refused(name):
-    cfg = configuration.compose(["model=glm_image", f"method={name}", "weights=random"])
+def test_parallel_rows_of_two_grids_are_refused():
+    cfg = configuration.compose(["model=glm_image", "method=zipar", "weights=random"])
     with pytest.raises(UsageError, match="is two grids in sequence: use a drafter in raster order"):
         method.check(cfg)
-    method.check(configuration.compose(["model=emu35_image", f"method={name}", "weights=random"]))
+    method.check(configuration.compose(["model=emu35_image", "method=zipar", "weights=random"]))
 
 
 @torch.inference_mode()

@@ -19,7 +19,6 @@ from specbench.decoding.drafters.dynamic import Eagle2
 from specbench.decoding.drafters.eagle import Eagle as EagleDrafter
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.drafters.spatial import Spatial
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams
@@ -155,8 +154,6 @@ DRAFTERS = {
     "sjd": lambda family, model: Window(3, init="vertical_sample"),
     "scd": lambda family, model: Window(4, init="horizontal_repeat", coupling="gumbel"),
     "sjd_pac": lambda family, model: Window(8, width=2, depth=3, coupling="maximal"),
-    "spatial": lambda family, model: Spatial(tiny.spatial(model, seed=6), model.width, 2, 1, None),
-    "spatial_rounds": lambda family, model: Spatial(tiny.spatial(model, seed=6), model.width, 2, 1, model.width),
 }
 SAMPLING = Sampling(temperature=0.9, cfg_scale=1.5)
 #: The drafters for each family. grouped and swin differ from classes and lumina only in their networks' arithmetic,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import mmap
-from copy import copy
 from functools import cache
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -171,12 +170,6 @@ class KVCache:
     def buffers(self, halves: int) -> Buffers:
         """The tensors that steps read or write (see `engine.state`)."""
         return {"k": Buffer(self.k, 1, halves), "v": Buffer(self.v, 1, halves)}
-
-    def after(self, layers: int) -> Self:
-        """The layers after the first `layers`, in the same memory."""
-        cache = copy(self)
-        cache.k, cache.v = self.k[layers:], self.v[layers:]
-        return cache
 
     def read(self, mask: TreeMask, heads: int) -> int:
         """How many slots, from the first on, attention reads in a pass with `mask` and this number of query heads: all,

@@ -77,11 +77,6 @@ def check_engine(cfg: Mapping[str, Any]) -> None:
         raise UsageError(
             f"engine={cfg['engine']} needs discrete tokens, but {cfg['model']} has continuous tokens: use engine=graph"
         )
-    if parameters.kind("model", cfg["model"]) == "ordered":
-        raise UsageError(
-            f"engine={cfg['engine']} supports models in raster order only, and {cfg['model']} has another order: use"
-            " engine=graph"
-        )
 
 
 def load_model(cfg: Mapping[str, Any]) -> tuple[torch.device, Any]:
@@ -261,7 +256,7 @@ class Pipeline(BasePipeline):
 
     def vanilla(self) -> Pipeline:
         sampling, draws = self.config.sampling, self.config.emitted_draws
-        return self._of(DecoderConfig(self.model.target, NoDraft(singly=True), exact(), sampling, emitted_draws=draws))
+        return self._of(DecoderConfig(self.model.target, NoDraft(), exact(), sampling, emitted_draws=draws))
 
     def overridden(self, override: Override) -> Pipeline:
         """The same pipeline with an override of the rule's decisions; does not measure the emitted distribution."""

@@ -179,29 +179,6 @@ class Attention(nn.Module):
         return linear(y.transpose(1, 2).reshape(positions, -1), self.wo.weight)
 
 
-class QueryAttention(nn.Module):
-    """Attention of queries to the keys and values of a layer of the cache. It computes no keys and values (second half
-    of ARPG, arXiv 2503.10568)."""
-
-    def __init__(self, cfg: BlockConfig) -> None:
-        super().__init__()
-        self.cfg = cfg
-        self.wq = nn.Linear(cfg.dim, cfg.n_heads * cfg.head_dim, bias=False)
-        self.wo = nn.Linear(cfg.dim, cfg.dim, bias=False)
-
-    def forward(self, x: Tensor, context: AttentionContext, layer: int) -> Tensor:
-        """x (N, dim) -> (N, dim)."""
-        c = self.cfg
-        assert context.cache is not None
-        assert not isinstance(context.mask, TreeMask)
-        q = linear(x, self.wq.weight).view(context.rows, context.nodes, -1, c.head_dim)
-        q = rotate(q, context.rope_factors, c.rotary).transpose(1, 2)
-        keys = None if context.mask is None else context.mask.shape[-1]
-        k, v = (stored[:, :, :keys] for stored in context.cache.layer(layer))
-        y = attention(q, k, v, context.mask)
-        return linear(y.transpose(1, 2).reshape(context.rows * context.nodes, -1), self.wo.weight)
-
-
 class FeedForward(nn.Module):
     def __init__(self, cfg: BlockConfig) -> None:
         super().__init__()
@@ -228,9 +205,9 @@ class Block(nn.Module):
     """Attention and SwiGLU. A norm that the configuration does not have is an identity. `input_norm=False` drops the
     first norm (first layer of an EAGLE drafter)."""
 
-    def __init__(self, cfg: BlockConfig, input_norm: bool = True, attention: type[nn.Module] = Attention) -> None:
+    def __init__(self, cfg: BlockConfig, input_norm: bool = True) -> None:
         super().__init__()
-        self.attention = attention(cfg)
+        self.attention = Attention(cfg)
         self.feed_forward = FeedForward(cfg)
 
         def norm(present: bool) -> nn.Module:
@@ -256,11 +233,9 @@ def run_blocks(
     cache: KVCache | None = None,
     slots: Tensor | None = None,
     aux_hidden_layers: Sequence[int] = (),
-    shared_layer: int | None = None,
 ) -> Tensor:
     """Outputs (R, n, dim) of inputs x (R, n, dim). With `aux_hidden_layers`, followed by the outputs of the blocks with
-    these numbers: (R, n, dim * (1 + layers)). shared_layer: the layer of the cache that all blocks use; None: every
-    block uses its own. For the other arguments see `AttentionContext`."""
+    these numbers: (R, n, dim * (1 + layers)). For the other arguments see `AttentionContext`."""
     rows, nodes, dim = x.shape
     first: Any = blocks[0]  # all blocks have the same rotary embedding
     kernels = None if cache is None else cache.kernels
@@ -273,7 +248,7 @@ def run_blocks(
         flat = kernels.stream(flat)
     aux = []
     for i, block in enumerate(blocks):
-        flat = run_block(block, flat, context, i if shared_layer is None else shared_layer)
+        flat = run_block(block, flat, context, i)
         if i in aux_hidden_layers:
             aux.append(flat if kernels is None else flat.summed())
     if kernels is not None:

@@ -19,7 +19,7 @@ import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -251,7 +251,6 @@ def fetch_data(name: str, data: Data, folder: Path, yes: bool) -> None:
     if not todo:
         print(f"{name}: nothing to fetch, it is in {folder}")
         return
-    todo = [file if file.size else replace(file, size=_size_at(file.address)) for file in todo]
     for file in todo:
         if not file.unpack and size(folder / file.name) not in (None, file.size):
             raise UsageError(
@@ -260,7 +259,7 @@ def fetch_data(name: str, data: Data, folder: Path, yes: bool) -> None:
     print(f"{name} -> {folder}")
     for file in todo:
         print(f"    {format_size(file.size):>9}  {file.address}{' (unpacked, then removed)' if file.unpack else ''}")
-    print(f"  licence: {sources.restricted(data.licence)}")
+    print(f"  licence: {data.licence}")
     partial = [folder / STAGING / f"{file.name}{end}" for file in todo for end in ("", ".part")]
     missing = max(0, sum(file.size for file in todo) - sum(size(path) or 0 for path in partial))
     # An archive and its unpacked content exist together for a while, and the compression is small.

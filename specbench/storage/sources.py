@@ -18,7 +18,6 @@ from specbench.storage.reading import made
 
 #: A licence -> the restriction that is printed with it. Licences that are not listed are permissive.
 NON_COMMERCIAL = {
-    "CC BY-NC 4.0": "non-commercial: not for commercial use",
     "Chameleon Research License": "non-commercial: research use only, also for anything made with the weights",
 }
 #: The required and the optional files of a model's Hugging Face folder; never its code.
@@ -111,8 +110,7 @@ _ORDER = ("target", "tokenizer", "text")
 
 @dataclass(frozen=True)
 class File:
-    """A file at a plain address. unpack: members of this zip file that are kept. size: its bytes; 0 if no page shows
-    them, so that a fetch asks the server."""
+    """A file at a plain address. unpack: members of this zip file that are kept. size: its bytes."""
 
     address: str
     size: int

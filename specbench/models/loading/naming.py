@@ -72,49 +72,6 @@ def lantern_llamagen(layers: int, block: BlockConfig, text: bool = True) -> Tabl
     return hugging_face(layers, block) | {f"model.{name}": ParameterSlice(name) for name in _condition(text)}
 
 
-def arpg(layers: int, block: BlockConfig) -> Table:
-    """ARPG's files (hp-l33/ARPG, models/arpg.py), with `layers` layers in each half. Their table of all kinds of ids is
-    read in three parts: codes, mask and classes."""
-    q, kv = block.n_heads * block.head_dim, block.n_kv_heads * block.head_dim
-    table = {
-        "embeddings.codes": ParameterSlice("tok_embeddings.weight"),
-        "embeddings.mask": ParameterSlice("query"),
-        "embeddings.classes": ParameterSlice("cls_embedding.embedding_table.weight"),
-        "layers.norm.weight": ParameterSlice("shared_norm.weight"),
-        "layers.to_k.weight": ParameterSlice("wkv.weight", 0, kv),
-        "layers.to_v.weight": ParameterSlice("wkv.weight", kv, kv),
-        "norm.weight": ParameterSlice("norm.weight"),
-        "head.weight": ParameterSlice("output.weight"),
-    }
-    for n in range(layers):
-        content, query = f"layers.self_dec.{n}.", f"layers.cross_dec.{n}."
-        table |= {
-            f"{content}attn.to_q.weight": ParameterSlice(f"layers.{n}.attention.wqkv.weight", 0, q),
-            f"{content}attn.to_k.weight": ParameterSlice(f"layers.{n}.attention.wqkv.weight", q, kv),
-            f"{content}attn.to_v.weight": ParameterSlice(f"layers.{n}.attention.wqkv.weight", q + kv, kv),
-            f"{query}attn.to_q.weight": ParameterSlice(f"query_layers.{n}.attention.wq.weight"),
-        }
-        for official_prefix, own_prefix in ((content, f"layers.{n}."), (query, f"query_layers.{n}.")):
-            table |= {
-                f"{official_prefix}ffn.{w}.weight": ParameterSlice(f"{own_prefix}feed_forward.{w}.weight")
-                for w in ("w1", "w2", "w3")
-            }
-            table |= {
-                f"{official_prefix}{norm}.weight": ParameterSlice(
-                    f"{own_prefix}{norm.replace('attn', 'attention')}.weight"
-                )
-                for norm in ("attn_norm", "ffn_norm")
-            }
-            table[f"{official_prefix}attn.proj.weight"] = ParameterSlice(f"{own_prefix}attention.wo.weight")
-    return table
-
-
-def lpd(names: Iterable[str]) -> Table:
-    """LPD's files (mit-han-lab/lpd, models/lpd.py), from the names of the module's tensors."""
-    others = {"tok_embeddings.weight": "token_emb.weight", "output.weight": "head.weight"}
-    return {others.get(name, re.sub(r"^layers\.", "blocks.", name)): ParameterSlice(name) for name in names}
-
-
 def eagle(block: BlockConfig, input_norm: bool, layers: int = 1, fc_bias: bool = True) -> Table:
     """LANTERN's EAGLE drafters (reference README (11), (12)); LlamaGen's first layer has no input norm."""
     table = {name: ParameterSlice(name) for name in ("embed_tokens.weight", "fc.weight")}
