@@ -12,7 +12,7 @@
 set -u
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1
 work=${TMPDIR:-/tmp}
-export TRITON_CACHE_DIR=$work/triton_cache SPECBENCH_STORE=none
+export TRITON_CACHE_DIR=$work/triton_cache
 export GIT_DIR=/nonexistent # the copy may have the repository of another commit
 began=$(date +%s)
 at() { echo "== $(($(date +%s) - began)) s: $*"; }

@@ -473,14 +473,14 @@ def test_completion(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     for line, completions in [
         (
             "specbench ",
-            set("run status resume merge audit bench breakdown compare convert evaluate fetch list probe push".split())
+            set("run status resume merge audit bench breakdown compare convert evaluate fetch list probe".split())
             | set("collect reference report show suite tables train".split()),
         ),
         ("specbench l", {"list"}),
         ("specbench run method=", {f"method={name}" for name in parameters.choices("method")}),
         ("specbench list m", {"models", "methods", "metrics"}),
         ("specbench tables coolsd_t", {"coolsd_table1", "coolsd_table2", "coolsd_table3"}),
-        ("specbench fetch --yes data=", {"data=coco2014", "data=coco2017", "data=geneval2", "data=parti"}),
+        ("specbench fetch --yes data=", {"data=coco2014", "data=coco2017", "data=parti"}),
         ("specbench bench method=sd rule=un", {"rule=uniform"}),
         ("specbench run protocol=sjdpac_t", {f"protocol=sjdpac_table{i}" for i in (1, 2, 4)}),
         ("specbench status ", set()),  # names of files, which are the shell's

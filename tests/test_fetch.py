@@ -138,7 +138,7 @@ def test_a_mistake_costs_one_sentence(call: Call, hub: FakeHub) -> None:
         (["metrics=clip"], "unknown metric 'clip' (choose from: captions, clip_b16, clip_b16_x100"),
         (["metrics=fid", "weights=here"], "'weights' has no meaning with metrics="),
         (["anole"], "unknown argument 'anole' (choose from: --dry-run, --yes, data, data_dir"),
-        (["model=llamagen_scenes"], "unknown model 'llamagen_scenes' (choose from: anole, arpg_l"),
+        (["model=llamagen_scenes"], "unknown model 'llamagen_scenes' (choose from: anole, emu3"),
         (["data=scenes"], "data=scenes has nothing to fetch: it needs no files"),
         (["model=anole", "data_dir=here"], "'data_dir' has no meaning with model="),
         (["model=anole", "size=512"], "anole has one size"),
@@ -364,17 +364,15 @@ def test_every_real_model_and_drafter_has_its_entry() -> None:
 
 
 #: Evaluators whose checksum no public page shows: a fetch gets it from the hub.
-COMMIT_ALONE = ("mask2former", "pickscore", "hpsv3", "hpsv3/text", "vqascore_text", "qwen3_vl_8b", "dpg_questions")
-#: Evaluators whose commit no public page pins, either: a fetch records the latest.
-UNPINNED = ("vqascore", "vqascore_xl")
+COMMIT_ALONE = ("mask2former", "pickscore", "dpg_questions")
 
 
 def test_every_evaluator_is_pinned_and_hashed() -> None:
     for name, part in registry.evaluators().items():
         assert part.licence in ("Apache 2.0", "MIT", "see its page"), name
-        assert set(part.sha256) == (set() if name in COMMIT_ALONE + UNPINNED else set(part.files))
+        assert set(part.sha256) == (set() if name in COMMIT_ALONE else set(part.files))
         assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in part.sha256.values())
-        assert part.pinned == (name not in UNPINNED)
+        assert part.pinned
     [(name, digest)] = registry.evaluators()["inception"].sha256.items()
     assert name.endswith(f"-{digest[:8]}.pth")
 
@@ -737,7 +735,7 @@ def test_a_file_at_a_plain_address_is_fetched(call: Call, web: Web, monkeypatch:
 
 
 def test_a_file_of_unknown_size_is_fetched(call: Call, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server is asked for the size. DPG-Bench's table has a published MD5, GenEval 2's file a SHA-256."""
+    """The server is asked for the size. DPG-Bench's table has a published MD5."""
     part, content = registry.evaluators()["dpg_questions"], b"item_id,text\n" * 99
     assert not part.sizes
     web.content["/dpg_bench/dpg_bench.csv"] = content
@@ -751,14 +749,6 @@ def test_a_file_of_unknown_size_is_fetched(call: Call, web: Web, monkeypatch: py
     assert "dpg_bench.csv arrived damaged" in refused(call, "metrics=dpg")
     del web.content["/dpg_bench/dpg_bench.csv"]
     assert "cannot get the size of " in refused(call, "metrics=dpg")
-
-    file = web.file("geneval2_data.jsonl", content)
-    monkeypatch.setitem(registry.data_sources(), "geneval2", Data((replace(file, size=0),), "CC BY-NC 4.0"))
-    assert "not known  " in call("data=geneval2", "--dry-run")[1]
-    out = fetched(call, "data=geneval2")
-    assert (home.data_folder("geneval2") / "geneval2_data.jsonl").read_bytes() == content
-    assert "licence: CC BY-NC 4.0, non-commercial: not for commercial use" in out
-    assert f"{len(content) / 1000:.1f} kB" in out
 
 
 def test_an_evaluator_with_other_content_is_refused(call: Call, hub: FakeHub, evaluators: Web) -> None:

@@ -25,7 +25,7 @@ _HASHED_AS = _RENAMED | {new: old for old, new in _RENAMED.items()}
 def config_hash(cfg: Mapping[str, Any]) -> str:
     """Hash of a checked configuration: equal for equal measurements.
 
-    Covers every parameter except locations (`out`, `data_dir`, `metrics_dir`, `url`), the parameters of the tracker,
+    Covers every parameter except locations (`out`, `data_dir`, `metrics_dir`), the parameters of the tracker,
     `workers` and `ray_address` (a row's note reports them), `timing` and `emitted_draws` (columns of the row report
     them), `protocol` and `variant`, whose values are parameters themselves, and the values in `variants.ADDED`.
     `reference` and `drafter_weights` count if they are set, `verification` if it is not token-wise. `batch`, `device`,
@@ -38,7 +38,7 @@ def config_hash(cfg: Mapping[str, Any]) -> str:
 
 #: Parameters that may change between two starts of a run in one folder, because they change no image.
 MAY_CHANGE = tuple(
-    "n shard metrics metrics_dir reference baseline out data_dir timing emitted_draws workers ray_address url log"
+    "n shard metrics metrics_dir reference baseline out data_dir timing emitted_draws workers ray_address log"
     " log_project log_dir".split()
 )
 
@@ -53,7 +53,7 @@ def decoding_hash(cfg: Mapping[str, Any], baseline: bool = False) -> str:
 def _hashed(cfg: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters that count in a hash, by the names that they had when rows were first hashed."""
     left_out = set(
-        "out data_dir metrics_dir protocol workers ray_address timing emitted_draws variant url log log_project"
+        "out data_dir metrics_dir protocol workers ray_address timing emitted_draws variant log log_project"
         " log_dir".split()
     )
     left_out |= {"verification"} if cfg.get("verification") == "token" else set()  # older rows have no such parameter
@@ -116,13 +116,9 @@ class RunMetadata:
             pass
         raise UsageError(f"{path} is not as specbench run wrote it; restore the file, or name another folder")
 
-    def content(self) -> bytes:
-        """The content of the file."""
-        return journal.encode(asdict(self))
-
     def write(self, path: Path) -> None:
         """Replaces the file."""
-        write_atomically(path, self.content())
+        write_atomically(path, journal.encode(asdict(self)))
 
     def changed(self, **values: Any) -> Self:
         """A copy with other values."""

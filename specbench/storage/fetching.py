@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from specbench.errors import UsageError
@@ -13,7 +12,6 @@ from specbench.storage import downloads, sources
 from specbench.storage.downloads import FetchRecord
 from specbench.storage.files import format_size, size
 from specbench.storage.sources import Data, Part
-from specbench.storage.transfer import size_at
 
 
 def parts(
@@ -72,7 +70,6 @@ def data_set(name: str, data: Data, folder: Path, yes: bool) -> None:
     if not todo:
         print(f"{name}: nothing to fetch, it is in {folder}")
         return
-    todo = [file if file.size else replace(file, size=size_at(file.address)) for file in todo]
     for file in todo:
         if not file.unpack and size(folder / file.name) not in (None, file.size):
             raise UsageError(
@@ -81,8 +78,7 @@ def data_set(name: str, data: Data, folder: Path, yes: bool) -> None:
     print(f"{name} -> {folder}")
     for file in todo:
         print(f"    {format_size(file.size):>9}  {file.address}{' (unpacked, then removed)' if file.unpack else ''}")
-    meaning = sources.NON_COMMERCIAL.get(data.licence)
-    print(f"  licence: {data.licence}" + (f", {meaning}" if meaning else ""))
+    print(f"  licence: {data.licence}")
     partial = [folder / downloads.STAGING / f"{file.name}{end}" for file in todo for end in ("", ".part")]
     missing = max(0, sum(file.size for file in todo) - sum(size(path) or 0 for path in partial))
     # An archive and its unpacked content exist together for a while, and the compression is small.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,6 @@ from specbench.storage.reading import made
 
 #: A licence -> the restriction that is printed with it. Licences that are not listed are permissive.
 NON_COMMERCIAL = {
-    "CC BY-NC 4.0": "non-commercial: not for commercial use",
     "Chameleon Research License": "non-commercial: research use only, also for anything made with the weights",
 }
 #: The required and the optional files of a model's Hugging Face folder; never its code.
@@ -114,8 +113,7 @@ _ORDER = ("target", "tokenizer", "text")
 
 @dataclass(frozen=True)
 class File:
-    """A file at a plain address. unpack: members of this zip file that are kept. size: its bytes; 0 if no page shows
-    them, so that a fetch asks the server."""
+    """A file at a plain address. unpack: members of this zip file that are kept. size: its bytes."""
 
     address: str
     size: int
@@ -135,10 +133,14 @@ class Data:
     licence: str
 
 
-def sized(sizes: Mapping[str, float], unknown: Iterable[str]) -> Iterator[str]:
-    """One line per file, with its bytes if they are known without a request."""
-    yield from (f"{format_size(count):>12}  {name}" for name, count in sizes.items())
-    yield from (f"size unknown  {name}" for name in unknown)
+def sized(size: float) -> str:
+    """A file's bytes as text; 0: not known without a request."""
+    return format_size(size) if size else "size unknown"
+
+
+def restricted(licence: str) -> str:
+    """A licence, with its restriction if it has one."""
+    return f"{licence}, {NON_COMMERCIAL[licence]}" if licence in NON_COMMERCIAL else licence
 
 
 def part_of(entry: ModelSource, name: str) -> Part | None:

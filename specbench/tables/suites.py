@@ -272,7 +272,6 @@ def gather(
     `COMPARED`. ran: the folders of runs whose stored comparisons are outdated."""
     from specbench.compare import comparison, passes, wording
     from specbench.harness.row import against
-    from specbench.harness.run import keep
 
     rows = {run.folder: run.row for run in plan.runs if run.row is not None}
     for run in plan.runs:
@@ -306,7 +305,6 @@ def gather(
                 uncompared[str(e)] = None
         compared += same
     if finished:
-        keep([(run.folder, run.row or {}) for run in finished.values() if not run.timed])
         write_atomically(plan.home / ROWS, to_csv([run.row or {} for run in finished.values()]).encode())
     adjusted: Sequence[Row] = compared
     for family in _families(compared):

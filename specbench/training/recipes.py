@@ -195,8 +195,6 @@ def _check_kind(kind: str, model: str, arguments: Mapping[str, str]) -> None:
     tokens, other_tokens = ("continuous", "discrete") if continuous else ("discrete", "continuous")
     if model in parameters.choices("model"):
         if parameters.kind("model", model) != tokens:
-            if parameters.kind("model", model) == "ordered":
-                raise UsageError(f"{model} decodes in its own order, and no drafter supports such models")
             suited = [name for name in TABLE["drafter"].choices if is_continuous(name) != continuous]
             raise UsageError(
                 f"{model} draws {other_tokens} tokens, but drafter={kind} is for {tokens} tokens: use"
