@@ -17,7 +17,6 @@ from specbench.bench import floor
 from specbench.bench.devices import Device
 from specbench.bench.measure import position_of
 from specbench.bench.shapes import DEVICE, Shapes, shapes
-from specbench.config import parameters
 from specbench.decoding.continuous import Conditions, GenerationOrder
 from specbench.harness.pipeline import check_engine
 
