@@ -26,17 +26,13 @@ from specbench.models.loading import (
     bundle,
     chameleon,
     emu3,
-    emu35,
-    glm_image,
     image_tokenizers,
     janus,
     llamagen_official,
     lumina2,
     naming,
-    nextstep,
 )
-from specbench.models.loading.naming import ParameterSlice, Table
-from specbench.models.nextstep import NextStep, NextStepConfig
+from specbench.models.loading.naming import Table
 from specbench.models.unified import Unified, UnifiedConfig
 
 #: Words of the captions that are made here.
@@ -239,86 +235,12 @@ def _emu3(name: str, small: bool) -> dict[str, Build]:
     return {"target": write_target, "tokenizer": write_tokenizer}
 
 
-def _nextstep(name: str, small: bool) -> dict[str, Build]:
-    """In bfloat16, with an autoencoder in float32."""
-    cfg = nextstep.REDUCED if small else bundle.shape_of(name, NextStepConfig)
-    target: NextStep = built(lambda: NextStep(cfg))
-    pixels = vq.NEXTSTEP.reduced(0) if small else vq.NEXTSTEP
-
-    def write_target(folder: Path) -> None:
-        kind = torch.bfloat16
-        entries = of_module(target, nextstep.table(cfg), kind, holes=() if small else _HOLES)
-        entries["lm_head.weight"] = entry("lm_head", (cfg.vocab_size, cfg.dim), kind, True)
-        write_shards(folder, entries, 50_000 if small else 5 * GB)
-        settings = {"rope_theta": cfg.rope_base, "rms_norm_eps": cfg.norm_eps, "model_type": "nextstep"}
-        write_json(folder / "config.json", _config(target, cfg.n_layer) | settings)
-        special = ["<unk>", "[PAD]", "<|image_area|>", "<|begin_of_image|>", "<|end_of_image|>"]
-        grid = f"{cfg.side}*{cfg.side}"
-        vocabularies.save_words(folder / "tokenizer.json", [*special, grid, *words(0)][: cfg.vocab_size], len(special))
-
-    def write_tokenizer(folder: Path) -> None:
-        network("checkpoint.pt", partial(vq.KLModel, pixels), partial(image_tokenizers.taming_table, pixels))(folder)
-        write_json(folder / "config.json", {"scaling_factor": 1.0, "shift_factor": 0.0})
-
-    return {"target": write_target, "tokenizer": write_tokenizer}
-
-
-def _emu35(name: str, small: bool) -> dict[str, Build]:
-    pixels = emu35.IBQ.reduced(emu35.REDUCED_CODES) if small else emu35.IBQ
-    base, side = (emu35.REDUCED, emu35.REDUCED_SIDE) if small else (emu35.full(name), emu35.SIDE)
-    image = emu35.image(torch.arange(emu3.FIRST_CODE, emu3.FIRST_CODE + pixels.codebook_size), side, side)
-    target: Unified = built(lambda: Unified(base, image))
-
-    def write_target(folder: Path) -> None:
-        _unified(target, base, small)(folder)
-        texts = [parameters.default("model", name, field) for field in ("instruction", "negative")]
-        vocabularies.save_ranks(folder / "emu3.tiktoken", [*words(0), *" ".join(texts).split()])
-
-    table = partial(image_tokenizers.taming_table, pixels)
-    return {"target": write_target, "tokenizer": network("model.ckpt", partial(vq.VQModel, pixels), table)}
-
-
-def _glm(name: str, small: bool) -> dict[str, Build]:
-    """With one tensor of the encoder of images, which no run reads; the sizes of the others were not seen."""
-    base, width = (glm_image.REDUCED, 16) if small else (glm_image.full(name), 2048)
-    grids = glm_image.REDUCED_GRIDS if small else glm_image.grids(glm_image.SIDE, glm_image.SIDE)
-    vocabulary = glm_image.REDUCED_VOCABULARY if small else glm_image.PUBLISHED
-    image = glm_image.image(*grids, vocabulary)
-    target: Unified = built(lambda: Unified(base, image))
-
-    def write_target(folder: Path) -> None:
-        kind, holes = torch.bfloat16, () if small else _HOLES
-        table = naming.hugging_face(base.n_layer, base.block, "model.language_model.", keep=image.ids)
-        entries = of_module(target, table, kind, vocabulary.outputs, holes)
-        for gate in [name for name in entries if name.endswith("gate_proj.weight")]:
-            rows, columns = entries.pop(gate.replace("gate_proj", "up_proj")).shape
-            entries[gate.replace("gate_proj", "gate_up_proj")] = replace(entries.pop(gate), shape=(2 * rows, columns))
-        codes = built(lambda: glm_image.Codes(vocabulary.codes, width))
-        entries |= of_module(codes, {glm_image.CODEBOOK: ParameterSlice("embedding.weight")}, kind)
-        entries["model.visual.patch_embed.proj.weight"] = entry("visual", (1536, 3, 16, 16), kind, True)
-        write_shards(folder, entries, 1_000_000 if small else 5 * GB)
-        rotary = {"rope_theta": base.rope_base, "mrope_section": base.sections}
-        rotary["partial_rotary_factor"] = base.block.rotated / base.block.head_dim
-        config = _config(target, base.n_layer, rope_parameters=rotary) | {"rms_norm_eps": base.norm_eps}
-        write_json(folder / "config.json", {"model_type": "glm_image", "text_config": config})
-
-    def write_processor(folder: Path) -> None:
-        sides = [str(side) for grid in grids for side in grid]
-        vocabulary = ["<|dit_token_16384|>", "<sop>", "<eop>", "<unk>", *words(0), *dict.fromkeys(sides)]
-        vocabularies.save_words(folder / "tokenizer.json", vocabulary)
-
-    return {"target": write_target, "processor": write_processor}
-
-
 FAMILIES: Mapping[str, Callable[[str, bool], dict[str, Build]]] = {
     **dict.fromkeys(("llamagen_xl", "llamagen_xl_512", "llamagen_l", "llamagen_xl_c2i", "llamagen_3b"), _llamagen),
     **dict.fromkeys(("lumina_mgpt", "anole"), _chameleon),
     "lumina_mgpt2": _lumina2,
     **dict.fromkeys(("janus_pro_1b", "janus_pro_7b"), _janus),
     "emu3": _emu3,
-    "nextstep_1_1": _nextstep,
-    "emu35_image": _emu35,
-    "glm_image": _glm,
 }
 
 

@@ -11,7 +11,6 @@ from specbench.cli.arguments import Argument, Arguments, CommandLine, command
 from specbench.config import parameters, registry
 from specbench.errors import UsageError, unknown
 from specbench.storage import fetching, home, sources
-from specbench.storage.files import format_size
 from specbench.storage.sources import Data, Part
 
 _OF = {
@@ -85,14 +84,15 @@ def _origins(args: Mapping[str, Any]) -> Iterator[str]:
     if "data" in args:
         data, folder = _data(args)
         yield f"{args['data']} -> {folder}"
-        yield from (f"    {format_size(file.size):>9}  {file.address}" for file in data.files)
+        yield from (f"    {sources.sized(file.size):>12}  {file.address}" for file in data.files)
         yield f"  licence: {data.licence}"
         return
     parts, folder = _parts(args)
     yield f"{args.get('model', args.get('metrics'))} -> {folder}"
     for name, part in parts.items():
         yield f"  {name}/: {part.repository}, {part.revision} ({part.licence})"
-        yield from (f"    {text}" for text in sources.sized(part.known_sizes, part.unknown_sizes))
+        sizes = part.known_sizes | dict.fromkeys(part.unknown_sizes, 0.0)
+        yield from (f"    {sources.sized(size):>12}  {name}" for name, size in sizes.items())
         yield from [f"    if they exist: {', '.join(part.also)}"] if part.also else []
 
 
