@@ -383,11 +383,3 @@ def test_a_protocol_runs_on_a_reduced_random_model(
         assert remark in row["note"]
     if ({**protocol.sets, **protocol.also.get(data, {})}).get("n") is not None:  # and no protocol has four
         assert "n 4 (not " in row["note"]
-
-
-def test_rows_older_than_the_new_meaning_of_tries_keep_their_hash() -> None:
-    cfg = configuration.compose(["model=mar_scenes", "method=cspd"])
-    older = {**{name: value for name, value in cfg.items() if name != "proposals"}, "tries": cfg["proposals"]}
-    hashes = [provenance.config_hash(c) for c in (cfg, older, {**cfg, "tries": 2}, {**cfg, "proposals": 2})]
-    assert hashes[0] == hashes[1]
-    assert len(set(hashes)) == 3

@@ -240,7 +240,6 @@ def test_the_errors_of_speed_count_pairs_and_batches() -> None:
     assert row["batch_s_p95"] == pytest.approx(8 * np.percentile(seconds[::8], 95))
     alone = summary.speed([timed(i, s, timed=1 + i) for i, s in enumerate(seconds)])
     assert (alone["batch_s_p50"], alone["batch_s_p95"]) == (alone["latency_s_p50"], alone["latency_s_p95"])
-    assert "batch_s_p50" not in summary.speed([timed(i, s) for i, s in enumerate(seconds)])  # older records
 
 
 def test_images_that_were_decoded_together() -> None:

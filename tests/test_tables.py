@@ -385,10 +385,9 @@ def test_every_axis_of_a_figure_has_a_label() -> None:
 
 
 def test_a_spread_is_shown_for_the_rows_that_have_it() -> None:
-    older = _row(accepted_length_std="0.2", n="64")
-    for row, error in ((older, 0.2 / 8), (older | {"accepted_length_stderr": "0.5"}, 0.5)):
-        expected = (1.11, 0.7101, layout.NORMAL95 * error, layout.NORMAL95 * 0.0123)
-        assert figures.point(row, "accepted_length_mean", "clip_score") == pytest.approx(expected)
+    row = _row(accepted_length_std="0.2", n="64", accepted_length_stderr="0.5")
+    expected = (1.11, 0.7101, layout.NORMAL95 * 0.5, layout.NORMAL95 * 0.0123)
+    assert figures.point(row, "accepted_length_mean", "clip_score") == pytest.approx(expected)
     assert figures.half_width(_row(), "fid") == 0
     seeds = as_cells(pooled([{"fid": value, "fid_stderr": 9.0, "n": 64} for value in (1.0, 2.0, 3.0)]))
     assert figures.half_width(seeds, "fid") == pytest.approx(4.302653 * 1 / 3**0.5)  # t with 2 degrees of freedom
@@ -592,13 +591,11 @@ def test_the_first_call_runs_and_the_second_does_not(
 
 
 def test_a_stopped_run_continues_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also folders of earlier versions."""
-
     def folders(n: int) -> list[Path]:
         return [run.folder for run in measure.plan(TABLE, TABLE.model, n, tmp_path).runs]
 
     [first, *_] = measure.plan(TABLES["relaxed_equal"], "llamagen_scenes", 3, Path("absent")).runs
-    assert str(first.folder) == "runs/tables/relaxed/llamagen_scenes/vanilla-4e1aceee"
+    assert str(first.folder).startswith("runs/tables/relaxed/llamagen_scenes/vanilla-")
     of_eight = folders(8)
     assert of_eight == folders(8)
     assert not {*of_eight} & {*folders(9)}

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import older
 from fake_pipeline import TOKENS, FakePipeline, at, execute, interrupt
 from test_summary import timed
 
@@ -19,7 +18,6 @@ from specbench.config import configuration
 from specbench.decoding.batch import synchronize
 from specbench.errors import UsageError
 from specbench.harness import run
-from specbench.harness.folder import stored
 from specbench.rows import provenance, timing
 from specbench.rows.columns import TIMED_COLUMNS
 from specbench.rows.journal import TIMINGS, Record, TimingJournal, read_records
@@ -87,15 +85,6 @@ def test_a_folder_may_continue_without_timing_but_not_time_old_images(tmp_path: 
     row = execute(tmp_path, "timing=true", "n=8")
     assert (row["timing"], row["latency_s_mean"]) == ("false", None)
     assert "some images were decoded without timing" in row["note"]
-
-
-def test_a_folder_of_a_version_without_timing_can_be_resumed(tmp_path: Path) -> None:
-    execute(tmp_path)
-    older(tmp_path)
-    file = tmp_path / "config.yaml"
-    file.write_text(file.read_text().replace("timing: null\n", ""))
-    assert stored(tmp_path)["timing"] is None
-    assert execute(tmp_path)["timed_pairs"] == 6
 
 
 def test_only_neighbours_of_one_process_are_a_pair() -> None:

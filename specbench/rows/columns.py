@@ -61,9 +61,6 @@ _IDENTITY = {
 
 #: Maximum share of a speed-up by which a change within the run may have moved it, see `timing.steadiness`.
 SHIFT_BOUND = 0.05
-#: Rows of older versions have no speedup_shift. Their timing was valid if vanilla's drift was at most 10 % either way:
-#: a load on one side alone in one half could then move the ratio by half of that, which is `SHIFT_BOUND`.
-OLDER_DRIFT_BOUND = 2 * SHIFT_BOUND
 
 #: The columns of _STATISTICS that hold text.
 _STRINGS = frozenset(
@@ -118,15 +115,14 @@ _SPEED = {
     "proposals_max": "maximum number of proposals for one token",
     "residual_fallbacks": "rejections after which the proposals did not suffice, over all images",
     "timed_pairs": "pairs of a batch of the method (at batch 1 an image) and the same batch of vanilla AR, decoded one"
-    " directly after the other; empty if there are no pairs: not timed, no baseline, or separate passes (older rows)",
+    " directly after the other; empty if there are no pairs: not timed, or no baseline",
     "further_pairs": "how many of them decoded the same images again, because the speed-up was not steady",
     "drift": "mean seconds of vanilla AR in the second half of the pairs / in the first, minus 1; a drift of the whole"
     " machine does not change a speed-up",
     "speedup_shift": "share of the speed-up by which a change of one side alone may have moved it, without noise, see"
     " timing.steadiness; part of the standard errors of speedup_latency and speedup_throughput",
     "timing_valid": f"true if at least 4 pairs give a standard error, and speedup_shift is noise or at most"
-    f" {SHIFT_BOUND:g} (older rows, without speedup_shift: |drift| at most {OLDER_DRIFT_BOUND:g}); the seconds of other"
-    " rows are not shown",
+    f" {SHIFT_BOUND:g}; the seconds of other rows are not shown",
     "draft_cost": "seconds to draft a token / seconds of vanilla AR for one, same batch size (c in CSpD's Eq. 35)",
     "speedup_expected": "CSpD's Eq. 35 from acceptance_rate, gamma and draft_cost",
     "latency_s_mean": "decode seconds of one image at batch 1, first target forward to last token, mean over images",
@@ -224,7 +220,7 @@ COLUMNS: dict[str, str] = {
     "resolution": "side of the images in pixels",
     "tokens": "generated tokens per image",
     "degenerate_images": "images of one colour, of few codes, repeated, or equal to another prompt's, see"
-    " rows.degenerate; empty in older rows, which were not checked",
+    " rows.degenerate",
     **{
         f"{m}{suffix}": line
         for m in METRICS
@@ -258,10 +254,6 @@ TIMED_COLUMNS = frozenset(
 OF_TIMING = ("timed_pairs", "further_pairs", "drift", "speedup_shift", "timing_valid")
 #: Those that compare the seconds of a method with the seconds of vanilla AR.
 SPEEDUPS = ("speedup_latency", "speedup_throughput", "speedup_expected")
-
-
-#: Column names of older files -> their present names.
-RENAMED_COLUMNS = {"drafted_by_place": "drafted_by_position", "acceptance_by_turn": "acceptance_by_step"}
 
 
 NUMBERS = frozenset(

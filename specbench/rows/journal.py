@@ -151,7 +151,7 @@ class Record:
     id: str  # name of the prompt in its data set, by which metrics pair
     category: str | None = None  # of the prompt, as its data set names it
     done: float  # when it was decoded, seconds since 1970
-    config: str | None = None  # hash of the configuration (`provenance.decoding_hash`); older records have none
+    config: str = ""  # hash of the configuration (`provenance.decoding_hash`), set by the process that writes it
 
     @property
     def is_baseline(self) -> bool:

@@ -97,8 +97,8 @@ def speed(images: Sequence[Record]) -> dict[str, Any]:
             "pixels_s": mean([r.pixels_s for r in images], batches),
         }
     )
-    if spent := _seconds_of_batches(images):
-        columns |= {f"batch_s_p{p}": float(np.percentile(spent, p)) for p in (50, 95)}
+    spent = _seconds_of_batches(images)
+    columns |= {f"batch_s_p{p}": float(np.percentile(spent, p)) for p in (50, 95)}
     latency = [r.latency_s for r in images if r.latency_s is not None]
     if len(latency) == len(images):
         columns |= with_errors({"latency_s_mean": mean(latency, prompts)})
@@ -111,9 +111,7 @@ def speed(images: Sequence[Record]) -> dict[str, Any]:
 
 
 def _seconds_of_batches(images: Sequence[Record]) -> list[float]:
-    """Decode seconds of every timed batch; [] for older records, which do not say which images were in one batch."""
-    if any(r.timed is None for r in images):
-        return []
+    """Decode seconds of every timed batch."""
     # Some images of a batch may be missing: after a kill, or with a smaller n.
     return list({(r.session, r.timed): r.decode_s * r.batch for r in images}.values())
 

@@ -203,7 +203,7 @@ def plan(
     table = over_seeds(table, len(seeds))
     rows = _rows(table, results)
     shown = [column.key for column in table.columns] if table.rows_of == "run" else []
-    needs = [*table.needs, *([SECONDS] if not TIMED_COLUMNS.isdisjoint(shown) else [])]
+    needs = [SECONDS] if not TIMED_COLUMNS.isdisjoint(shown) else []
     needs += [EMITTED] if any(key.startswith("emitted_") for key in shown) else []
     home = runs / "tables" / ((table.matched and table.matched.lines_of) or table.id) / model
     planned = []

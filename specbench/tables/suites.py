@@ -212,9 +212,10 @@ def _planned(suite: Suite, cell: Cell, line: Line, values: Values, out: Path, ti
     """The run of a line in its folder. More prompts, other metrics and another baseline reuse its images."""
     parts = [cell.model, cell.prompts, "" if cell.seed is None else f"seed{cell.seed}", "seconds" if timed else ""]
     home = out.joinpath(*map(_file_name, filter(None, parts)))
-    needs = (SECONDS, EMITTED, *(() if timed else suite.table.needs))
     free = {"n": 1, "metrics": [], "reference": None, "baseline": False}
-    return TableRun.for_line(home, line, _arguments(suite, cell, values, timed), free, needs=needs, cell=cell)
+    return TableRun.for_line(
+        home, line, _arguments(suite, cell, values, timed), free, needs=(SECONDS, EMITTED), cell=cell
+    )
 
 
 def _without_method(values: Values, baseline: Values) -> dict[str, str]:
