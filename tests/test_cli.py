@@ -241,8 +241,7 @@ def test_the_listed_recipes_equal_the_settings_of_a_training() -> None:
         chain = [name]
         while (like := listed[chain[0]][0]) in listed:
             chain.insert(0, like)
-        kinds = ("cspd",) if "objective" in listed[name][1] else ("eagle", "eagle3", "medusa", "dflash", "draft_model")
-        for kind in kinds:
+        for kind in ("eagle", "eagle3", "medusa", "dflash", "draft_model"):
             wanted = recipes.settings(name, kind)
             texts = [listed[link][1] for link in chain] + [of_drafter[link].get(kind, {}) for link in chain]
             changed = {key: yaml.safe_load(text) for link in texts for key, text in link.items()}

@@ -66,10 +66,8 @@ def test_a_real_model_has_nothing_of_an_embedded_world() -> None:
         assert cfg["data"] == ("imagenet" if model in CLASSES else "parti"), model
         for data in parameters.choices("data"):
             cfg = configuration.compose([f"model={model}", f"data={data}", *NEEDED.get(data, [])])
-            assert bool(cfg["metrics"]) == (model not in PIXELLESS), (model, data)
+            assert cfg["metrics"], (model, data)
             assert not [name for name in cfg["metrics"] if parameters.world("metrics", name)], (model, data)
-        if model in PIXELLESS:
-            continue
         assert "fid" in configuration.compose([f"model={model}", "data=coco2017"])["metrics"], model
         for metrics in ("scenes_reward", "[clip_b32,scenes_fid]", "scenes", "textures_reward"):
             assert "embedded world" in usage_error(configuration.compose, [f"model={model}", f"metrics={metrics}"])
@@ -83,8 +81,6 @@ def test_embedded_models_have_their_own_world() -> None:
         assert (cfg["data"], cfg["metrics"]) == (data, textures if data == "textures" else scenes)
 
 
-#: Models whose images are drawn by a stage that is not here: no metric scores them.
-PIXELLESS = {"glm_image"}
 #: Other arguments that a choice needs.
 NEEDED = {"prompts": ["prompts=my.txt", "n=1"]}
 

@@ -374,7 +374,7 @@ def test_a_function_of_tensors_is_recorded_for_its_shapes() -> None:
 
 
 def test_an_engine_that_cannot_work_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for engine in ("graph", "compiled", "triton"):
+    for engine in ("graph", "triton"):
         assert cli.main(["run", "n=1", f"engine={engine}", "device=cpu"]) == 2
         assert f"engine={engine} records CUDA graphs, but the device is cpu" in capsys.readouterr().err
     assert cli.main(["run", "n=1", "engine=fast"]) == 2

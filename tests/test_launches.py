@@ -39,7 +39,7 @@ OUTSIDE = {
     "eagle3_traversal": 94, "eagle_adaptive": 134, "eagle_block": 88, "eagle_chain": 62, "eagle_selected": 88,
     "eagle_traversal": 80, "gsd": 110, "jacobi": 18, "jacobi_built_in": 30, "lantern": 70, "lantern_pp": 74,
     "medusa": 62, "mentored": 62, "scd": 18, "sd": 94, "sd_block": 96, "sjd": 18, "sjd_entropy": 82,
-    "sjd_isp": 18, "sjd_pac": 22, "sjd_sv": 104, "sjd_threshold": 18, "uniform_rsd": 74, "vanilla": 16,
+    "sjd_isp": 18, "sjd_pac": 22, "sjd_threshold": 18, "uniform_rsd": 74, "vanilla": 16,
     "vvs": 128, "zipar": 50, "dflash": 92,
 }  # fmt: skip
 

@@ -33,7 +33,7 @@ _FEWEST = 8  # codes
 _APART = 8  # mean squared distance of two codes of the built-in models: about half of them are nearer to a code
 
 #: Parts that are not lossless, by their parameter. Rules other than `exact` are not lossless, either.
-_RELAXED = {"verification": ("segment",), "coupling": ("threshold",), "drafter": ("vvs",)}
+_RELAXED = {"coupling": ("threshold",), "drafter": ("vvs",)}
 
 #: How a model is sampled in addition to temperature 1, for exact rules: filters change the overlap of the drafter's and
 #: the target's distributions, and greedy decoding has separate code.
@@ -68,7 +68,6 @@ _DENSITIES: dict[str, tuple[tuple[str, ...], ...]] = {
     "d1t5": (("gamma=2", "prefill=0.4"), ("gamma=3", "criterion=exact")),
     "d2t3": (("gamma=1",), ("gamma=1", "temperature=0.7")),
     "d2t4": (("gamma=2",), ("gamma=2", "criterion=exact", "align=false")),
-    "nextstep_tiny": (("gamma=2",), ("gamma=2", "prefill=0.3", "temperature=0.8"), ("gamma=2", "criterion=exact")),
 }
 
 

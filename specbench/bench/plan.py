@@ -17,8 +17,7 @@ from specbench.bench import floor
 from specbench.bench.devices import Device
 from specbench.bench.measure import position_of
 from specbench.bench.shapes import DEVICE, Shapes, shapes
-from specbench.config import parameters
-from specbench.decoding.continuous import GenerationOrder, conditions_of
+from specbench.decoding.continuous import Conditions, GenerationOrder
 from specbench.harness.pipeline import check_engine
 
 GB = 1e9
@@ -112,8 +111,7 @@ def _discrete(cfg: Mapping[str, Any], on_shapes: Shapes, context: int | None) ->
             decoding.step()
         above["step"] = memory.above()
         resident = memory.live
-        if not parameters.no_pixels(cfg):
-            _pixels(on_shapes, codes)
+        _pixels(on_shapes, codes)
         above["pixels"] = memory.above()
     at = position_of(decoding, context)
     read = floor.of_target(target) + floor.of_cache(target, rows, at), floor.of_drafts(drafter, target)
@@ -133,7 +131,7 @@ def _continuous(cfg: Mapping[str, Any], on_shapes: Shapes) -> tuple[dict[str, An
     model, gamma, length = pipeline.model.target, pipeline.rule.gamma, pipeline.model.target.length
     with on_shapes.entered(), memory:
         session = model.open(on_shapes.conditioning, rows)
-        conditions = conditions_of(session, GenerationOrder.raster(rows, length, DEVICE))
+        conditions = Conditions(session, GenerationOrder.raster(rows, length, DEVICE))
         tokens = torch.zeros(rows, length + 1, model.dim, device=DEVICE)
         row = torch.arange(rows, device=DEVICE)
         memory.above()

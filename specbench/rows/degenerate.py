@@ -39,14 +39,14 @@ MOST = 0.1
 _CELLS = 64  # pixels are averaged over squares: at most this many on each side
 
 
-def statistics(pixels: np.ndarray | None, codes: np.ndarray | None) -> dict[str, Any]:
-    """The fields of `Record` that show whether an image is degenerate. pixels: (H, W, 3) uint8, or None without pixels;
-    codes: (rows, columns), or None if unknown."""
-    fields: dict[str, Any] = {"contrast": None if pixels is None else image_files.contrast(pixels)}
+def statistics(pixels: np.ndarray, codes: np.ndarray | None) -> dict[str, Any]:
+    """The fields of `Record` that show whether an image is degenerate. pixels: (H, W, 3) uint8; codes: (rows, columns),
+    or None if unknown."""
+    fields: dict[str, Any] = {"contrast": image_files.contrast(pixels)}
     if codes is not None and codes.size >= LEAST_CODES:
         fields["distinct"] = round(len(np.unique(codes)) / codes.size, 4)
         fields["repetition"] = round(repetition(codes), 4)
-    elif codes is None and pixels is not None and min(pixels.shape[:2]) >= LEAST_SIDE:
+    elif codes is None and min(pixels.shape[:2]) >= LEAST_SIDE:
         fields["repetition"] = round(pixel_repetition(pixels), 4)
     return fields
 
