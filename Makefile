@@ -47,7 +47,7 @@ train-scenes: $(READY) ## rebuild the embedded models from nothing; resumes wher
 train-textures: $(READY) ## the same for the models of the second world
 	"$(BIN)/python" -m tools.scenes --world textures $(ARGS)
 
-test: $(DEV) ## format check, lint, types, prose, then every test (ARGS="-k name" for some; WORKERS=4 for more processes)
+test: $(DEV) ## format check, lint, types, then every test (ARGS="-k name" for some; WORKERS=4 for more processes)
 	@scripts/browser.sh & browser=$$!; $(MAKE) --no-print-directory lint && wait $$browser
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 "$(BIN)/python" -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --junitxml=$(REPORT) $(ARGS); \
 	  code=$$?; "$(BIN)/python" scripts/test_time.py $(REPORT) $(STARTED) && exit $$code
@@ -61,11 +61,10 @@ evidence: $(READY) ## make the committed rows anew, all from this commit: hours 
 mutants: $(DEV) ## put mistakes into the code, one at a time, and see that the audit catches each (minutes)
 	OMP_NUM_THREADS=1 "$(BIN)/python" scripts/mutants.py $(ARGS)
 
-lint: $(DEV) ## format check, lint, types and prose only
+lint: $(DEV) ## format check, lint and types only
 	"$(BIN)/ruff" format --check .
 	"$(BIN)/ruff" check .
 	"$(BIN)/mypy"
-	"$(BIN)/python" scripts/prose.py
 
 format: $(DEV) ## rewrite the sources in the project's format
 	"$(BIN)/ruff" format .

@@ -165,7 +165,7 @@ def test_every_choice_declares_its_parameters() -> None:
             content = parameters.content(group, name)
             assert set(content) - {*METADATA, *common} == set(declared) - set(common), group
             assert not {p.kind for p in declared.values() if p.unit} - {"integer", "number"}, group
-            for parameter in declared.keys() & content.keys():  # what must be given, such as url, is null
+            for parameter in declared.keys() & content.keys():  # what must be given is null
                 assert declared[parameter].allows(content[parameter]) or content[parameter] is None, (name, parameter)
         assert set(parameters.declared("", "config")) <= set(common), group
 

@@ -136,14 +136,10 @@ def test_the_command_and_the_comparison(call: Call, folders: Folders, tmp_path: 
     assert call("breakdown")[0] == call("breakdown", "nowhere")[0] == 2
 
 
-def test_damaged_and_served_records(folders: Folders) -> None:
+def test_damaged_records(folders: Folders) -> None:
     huge = [image(i, ROWS, tokens=2**40) for i in range(3)]
     with pytest.raises(UsageError, match="the steps in its records are damaged"):
         of_pass(passes.read(folders.make("huge", huge)))
-    served = [image(i, [], request_s=1.0, tokens=0, steps=0, accepted=0, drafted=0) for i in range(3)]
-    with pytest.raises(UsageError, match="a server reports no steps"):
-        of_pass(passes.read(folders.make("served", served)))
-    assert breakdown(served) == []
 
 
 def test_the_report_shows_them(folders: Folders, tmp_path: Path) -> None:

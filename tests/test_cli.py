@@ -241,8 +241,7 @@ def test_the_listed_recipes_equal_the_settings_of_a_training() -> None:
         chain = [name]
         while (like := listed[chain[0]][0]) in listed:
             chain.insert(0, like)
-        kinds = ("cspd",) if "objective" in listed[name][1] else ("eagle", "eagle3", "medusa", "dflash", "draft_model")
-        for kind in kinds:
+        for kind in ("eagle", "eagle3", "medusa", "dflash", "draft_model"):
             wanted = recipes.settings(name, kind)
             texts = [listed[link][1] for link in chain] + [of_drafter[link].get(kind, {}) for link in chain]
             changed = {key: yaml.safe_load(text) for link in texts for key, text in link.items()}
@@ -480,7 +479,7 @@ def test_completion(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
         ("specbench run method=", {f"method={name}" for name in parameters.choices("method")}),
         ("specbench list m", {"models", "methods", "metrics"}),
         ("specbench tables coolsd_t", {"coolsd_table1", "coolsd_table2", "coolsd_table3"}),
-        ("specbench fetch --yes data=", {"data=coco2014", "data=coco2017", "data=geneval2", "data=parti"}),
+        ("specbench fetch --yes data=", {"data=coco2014", "data=coco2017", "data=parti"}),
         ("specbench bench method=sd rule=un", {"rule=uniform"}),
         ("specbench run protocol=sjdpac_t", {f"protocol=sjdpac_table{i}" for i in (1, 2, 4)}),
         ("specbench status ", set()),  # names of files, which are the shell's

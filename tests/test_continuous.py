@@ -22,7 +22,7 @@ from specbench.decoding.batch import Decoded, decode_stream
 from specbench.decoding.continuous import (
     ContinuousDecoding,
     ContinuousRule,
-    MaskedSession,
+    ContinuousSession,
     decode,
     loop,
     sessions,
@@ -44,7 +44,7 @@ from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided
 
 
-class Chain(MaskedSession):
+class Chain(ContinuousSession):
     """A model with closed forms. The condition of a token is the mean of the known tokens, wherever they are; then mean
     = keep[t] x + pull z + shift and log variance = level[t] + swing tanh(z)."""
 
@@ -530,7 +530,7 @@ def test_sixteen_dimensions_and_drafts_of_32_stay_finite() -> None:
             assert torch.equal(out.accepted, out.drafted) == (sign > 0)
 
 
-class Faulty(MaskedSession):
+class Faulty(ContinuousSession):
     """A model that gives NaN for one image once enough tokens are known."""
 
     def __init__(self, model: Any, image: int, after: int) -> None:

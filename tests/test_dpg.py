@@ -1,9 +1,8 @@
-"""DPG-Bench's score: its table, the published arithmetic on hand-made answers, its VQA models, and TIIF-Bench."""
+"""DPG-Bench's score: its table, the published arithmetic on hand-made answers, and its VQA model."""
 
 from __future__ import annotations
 
 import csv
-import json
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -11,17 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
-from PIL import Image
-from tiny_vqa import vqa_weights as vqa_weights
 
-from specbench import cli, data, metrics
-from specbench.config import configuration, indices
+from specbench import metrics
+from specbench.config import indices
 from specbench.data import Item
 from specbench.errors import UsageError
-from specbench.metrics import ScoringContext, dpg, qwen3_vl
-from specbench.metrics.base import QuestionScorer
+from specbench.metrics import ScoringContext, dpg
 from specbench.rows import remarks
 from specbench.storage.image_files import ImageArray
 
@@ -175,7 +170,7 @@ def test_errors_of_the_table_are_named(text: str, why: str, tmp_path: Path) -> N
 
 
 def test_a_prompt_has_as_many_questions_as_outputs_hold(tmp_path: Path) -> None:
-    rows = [("0", number, "0", "other - count (x)") for number in range(1, QuestionScorer.MOST)]
+    rows = [("0", number, "0", "other - count (x)") for number in range(1, dpg.QuestionScorer.MOST)]
     assert len(dpg.read(write(tmp_path, rows))["0"]) == 127
     with pytest.raises(UsageError, match="has 128 questions about item 0, more than 127: fetch dpg_bench.csv again"):
         dpg.read(write(tmp_path, [*rows, ("0", 128, "0", "other - count (x)")]))
@@ -220,58 +215,7 @@ def test_the_published_vqa_model_is_asked_the_bare_question(tmp_path: Path, monk
     assert asked[1][0] == np.full((8, 8, 3), 10).tolist()
 
 
-def test_another_vqa_model_has_another_name(vqa_weights: Path, tmp_path: Path) -> None:
-    """From the command line to the row, with a small Qwen3-VL with random weights: two images per prompt."""
-    names = [entry.id for entry in data.load(configuration.compose(["data=dpg", "n=2"]))]
-    rows = [(name, number, parents, where) for name in names for _, number, parents, where in ROWS[:4]]
-    write(vqa_weights, rows)
-    arguments = ["method=vanilla", "data=dpg", "n=2", "images_per_prompt=2", "metrics=dpg_qwen3_vl", "warmup=0"]
-    where = [f"metrics_dir={vqa_weights}", "timing=false", "baseline=false", f"out={tmp_path / 'run'}"]
-    assert cli.main(["run", *arguments, *where]) == 0
-    row = pd.read_csv(tmp_path / "run" / "row.csv").iloc[0]
-    records = [json.loads(line) for line in (tmp_path / "run" / "records.jsonl").read_text().splitlines()]
-    vqa_model = qwen3_vl.VQAModel(ScoringContext(vqa_weights, vqa_weights))
-    scores = []
-    for record in records:
-        image = np.asarray(Image.open(next((tmp_path / "run").rglob(indices.file_name(record["index"])))))
-        hits = []
-        for number in (1, 2, 3, 4):
-            probs = vqa_model(image, f"Is it {number} of {record['id']}? Answer in one word.")
-            hits.append(vqa_model.tokenizer.decode([int(probs.argmax())]).strip().lower() == "yes")
-        scores.append(sum([hits[0], hits[0] and hits[1], all(hits[:3]), hits[0] and hits[1] and hits[3]]) / 4)
-    assert 0 < np.mean(scores) < 1
-    assert row["dpg_qwen3_vl"] == pytest.approx(100 * np.mean(scores))
-    assert "dpg" not in row.index or pd.isna(row["dpg"])
-    assert "not the published VQA model" in row["dpg_qwen3_vl_backend"]
-    assert "2 prompts of 2 images (published: 1065 of 4)" in row["note"]
-
-
-def case(name: str, number: int) -> str:
-    text = f"{name} {number}"
-    return json.dumps({"type": name, "short_description": text, "long_description": f"a long {text}"})
-
-
-def test_tiif_bench_has_a_short_and_a_long_wording(tmp_path: Path) -> None:
-    folder = tmp_path / "data/testmini_prompts"
-    folder.mkdir(parents=True)
-    (folder / "color+2d_prompts.jsonl").write_text("\n".join(case("color+2d", i) for i in range(2)) + "\n\n")
-    (folder / "text_prompts.jsonl").write_text(case("text", 0) + "\n")
-    words = ["data=tiif", "n=all", f"data_dir={tmp_path}"]
-    short = {entry.id: entry for entry in data.load(configuration.compose(words))}
-    assert sorted(short) == ["color+2d-short-0", "color+2d-short-1", "text-short-0"]
-    assert (short["color+2d-short-1"].prompt, short["color+2d-short-1"].kind) == ("color+2d 1", "color+2d")
-    long = data.load(configuration.compose([*words, "wording=long"]))
-    assert {entry.prompt for entry in long} == {"a long color+2d 0", "a long color+2d 1", "a long text 0"}
-    assert configuration.compose([*words, "wording=both"])["n"] == 6
-    assert configuration.compose(["data=tiif", "n=all", f"data_dir={folder}"])["n"] == 3
-    with pytest.raises(UsageError, match=r"data=tiif needs the \*.jsonl of data/testmini_prompts.*data_dir=DIR"):
-        data.load(configuration.compose(["data=tiif", "n=2", f"data_dir={tmp_path / 'none'}"]))
-    (folder / "text_prompts.jsonl").write_text('{"type": "text", "short_description": "a"}\n')
-    with pytest.raises(UsageError, match="line 1: the long_description must be text"):
-        data.load(configuration.compose([*words, "wording=long"]))
-
-
 def test_why_a_column_with_a_digit_is_empty_is_said() -> None:
-    row = {"note": "dpg: no table; dpg_qwen3_vl: no weights; read them first; hpsv3: no file"}
-    reasons = remarks.unmeasured(["dpg", "dpg_qwen3_vl", "hpsv3"], row)
-    assert reasons == {"dpg": "no table", "dpg_qwen3_vl": "no weights; read them first", "hpsv3": "no file"}
+    row = {"note": "dpg: no table; fd_dinov2: no weights; read them first; hpsv2: no file"}
+    reasons = remarks.unmeasured(["dpg", "fd_dinov2", "hpsv2"], row)
+    assert reasons == {"dpg": "no table", "fd_dinov2": "no weights; read them first", "hpsv2": "no file"}

@@ -340,7 +340,6 @@ def test_resume_refuses_parameters_that_do_not_fit_and_stores_nothing(call: Call
     execute(tmp_path / "here", "n=2", "timing=true")
     before = {p: p.read_bytes() for p in (tmp_path / "here").rglob("*") if p.name != "run.log" and p.is_file()}
     for argument, sentence in (
-        ("url=http://x:1", "has no parameter 'url'"),
         ("data_dir=/tmp", "has no parameter 'data_dir'"),
         ("workers=2", "timing=true measures one process of this machine"),
         ("shard=3/2", "shard=3/2 does not exist"),
@@ -388,7 +387,7 @@ def test_a_grid_and_a_broken_configuration(call: Call, tmp_path: Path) -> None:
     assert call("status", "grid")[1].count(": finished\n") == 2
     config = Path("grid/delta=1/config.yaml")
     text = config.read_text()
-    for content, reason in (("[1, 2", f"cannot read {config}"), (text + "url: x\n", "changed since")):
+    for content, reason in (("[1, 2", f"cannot read {config}"), (text + "size: x\n", "changed since")):
         config.write_text(content)
         code, out, err = call("status", "grid")  # one broken run does not hide the others
         assert (code, err.count("\n"), reason in err) == (2, 1, True), err

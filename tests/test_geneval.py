@@ -101,7 +101,7 @@ def test_the_prompts_equal_geneval_s() -> None:
 
 def test_other_prompts() -> None:
     assert configuration.compose(["data=dpg", "n=all"])["n"] == 1065
-    for name, why in (("geneval", "it needs no files"), ("tiif", "its file comes from you")):
+    for name, why in (("geneval", "it needs no files"), ("prompts", "its file comes from you")):
         with pytest.raises(UsageError, match=f"data={name} has nothing to fetch: {why}"):
             fetch.main([f"data={name}"])
 

@@ -27,7 +27,7 @@ from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import DecoderConfig, Decoding, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
-from specbench.engine.graph import Eager, Graphs, compiling
+from specbench.engine.graph import Eager, Graphs
 from specbench.errors import RunError
 from specbench.harness.pipeline import Pipeline
 
@@ -50,7 +50,6 @@ SAMPLING = Sampling(cfg_scale=2.0, top_k=4)
 ENGINES: dict[str, Callable[[], Any]] = {
     "eager": Eager,
     "graph": Graphs,
-    "compiled": lambda: Graphs(compiling()),
     "triton": lambda: Graphs(kernels=FusedKernels()),
 }
 NO_HYDRA = "the command line needs hydra and omegaconf: carry them as wheels (docs/gpu.md)"

@@ -139,8 +139,7 @@ def row(run_id: str, **values: object) -> dict[str, object]:
 
 
 def test_every_parameter_that_describes_a_measurement_is_a_column() -> None:
-    hidden = "out data_dir metrics metrics_dir reference baseline workers ray_address url model_name".split()
-    hidden += "log log_project log_dir".split()
+    hidden = "out data_dir metrics metrics_dir reference baseline workers ray_address log log_project log_dir".split()
     assert {name for name in parameters.table() if name not in COLUMNS} == set(hidden)
     assert all(COLUMNS.values())
     assert list(parameters.table()).index("weights") < list(parameters.table()).index("window")

@@ -515,7 +515,7 @@ def test_weights_that_do_not_fit_are_named(clip: Path, folder: Path, state: dict
         metrics.metric("clip_b32", context_at(clip)).scorer()
     tensors.unlink()
     torch.save({"state_dict": types.SimpleNamespace(a=1)}, tensors.with_name("open_clip_pytorch_model.bin"))
-    with pytest.raises(UsageError, match="could run code"):
+    with pytest.raises(UsageError, match="open_clip_pytorch_model.bin"):
         metrics.metric("clip_b32", context_at(clip)).scorer()
     torch.save(torch.load(reward, weights_only=True) | {"blip.itm_head.bias": torch.zeros(2)}, reward)
     with pytest.raises(UsageError, match=r"'blip\.itm_head\.bias' belongs to no part"):

@@ -154,7 +154,7 @@ def test_make_test_reports_its_time_and_fails_with_its_tests(clone: Path, code: 
     pytest_ = (
         f'case "$*" in *pytest*) echo \'{xml}\' > build/tests.xml; exit {code};; esac; exec "{sys.executable}" "$@"'
     )
-    nothing = ("scripts/browser.sh", "scripts/prose.py", ".venv/bin/ruff", ".venv/bin/mypy")
+    nothing = ("scripts/browser.sh", ".venv/bin/ruff", ".venv/bin/mypy")
     programs = {**dict.fromkeys(nothing, ""), ".venv/bin/python": pytest_}
     for folder in ("scripts", "build", ".venv/bin"):
         (clone / folder).mkdir(parents=True)

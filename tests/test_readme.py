@@ -77,15 +77,9 @@ NOT_RUN = {
     "specbench collect": "the same",
     "specbench tables verification_gain": "decodes for an hour",
     "specbench tables coolsd_table1 --model": WEIGHTS,
-    "vllm serve": "needs a GPU",
     "python docs/optuna_example.py": "needs Optuna, and decodes for an hour",
     "specbench run method=cool_sd delta=1.1 n=16 log=tensorboard": "needs TensorBoard; test_trackers has a stub",
     "specbench run -m method=cool_sd delta=1.1,2 log=wandb": "needs Weights & Biases",
-    "sglang serve": "needs a GPU",
-    "specbench run engine=http url=": "needs a server; test_served has one",
-    "specbench run engine=vllm_omni url=": "the same; test_server_kinds",
-    "specbench run engine=sglang_ar url=": "the same",
-    "specbench run -m engine=vllm_omni url=": "the same",
     "specbench run model=mar_scenes method=cspd gamma=2 drafter.weights=": "needs a trained drafter",
     "scripts/smoke.sh": "installs gigabytes",
     "scripts/second_triton.sh": NETWORK,
@@ -219,8 +213,6 @@ def _check(line: str) -> None:
         markers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]
         assert arguments[0] == "-m"
         assert arguments[1] in [marker.partition(":")[0] for marker in markers]
-    elif tool in ("vllm", "sglang"):
-        assert arguments[0] == "serve"
     elif tool not in ("eval", "git"):
         assert (ROOT / (arguments[0] if tool == "python" else tool)).is_file()
 
@@ -274,7 +266,7 @@ def test_every_preset_is_in_the_list_of_the_field() -> None:
     assert {len(row) for row in rows} == {4}
     assert all(row[2] or row[3] for row in rows)  # a method without a preset has a reason
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row[2])}
-    assert named | {"vanilla"} == set(parameters.choices("method"))  # vanilla: for models with their own order
+    assert named | {"vanilla"} == set(parameters.choices("method"))
 
 
 def test_every_variant_is_in_its_table() -> None:

@@ -10,9 +10,6 @@ import pytest
 import tiny
 import torch
 
-from specbench.bench import rounds
-from specbench.bench.rounds import Curves, Replayed, Rounds, replayed
-from specbench.cli.measurements import probe
 from specbench.config import configuration, parameters
 from specbench.decoding.rules import Band, exact, uniform
 from specbench.decoding.rules.band import build_band, log_ratios
@@ -21,6 +18,8 @@ from specbench.decoding.trees import build, chain_paths
 from specbench.decoding.verify import Draft, TokenWise
 from specbench.decoding.verify.block import BlockVerification
 from specbench.errors import UsageError
+from tools import rounds
+from tools.rounds import Curves, Replayed, Rounds, replayed
 
 LENGTH = 4
 
@@ -154,32 +153,18 @@ def test_block_verification_by_length(chains: Rounds) -> None:
     assert 1 < over[0] < over[1] < over[2]
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "_GRID", rounds._GRID[::10])
     out = tmp_path / "rounds.csv"
-    arguments = ["n=1", "drafter=eagle", "window=2", "probe.strengths=0.3", f"out={out}"]
-    assert probe(arguments) == 0
-    text = capsys.readouterr().out
-    assert "eagle, chains of 2, 1 images" in text
-    rows = rounds_of(out)
+    assert rounds.main(["n=1", "drafter=eagle", "window=2", "strengths=0.3", f"out={out}"]) == 0
+    rows = rounds.ROWS.read(out)
     assert [row["rule"] for row in rows] == [*["exact"] * 4, *["uniform"] * 5, *["cool"] * 5, *["band"] * 3]
+    assert {(row["drafter"], row["window"], row["images"]) for row in rows} == {("eagle", "2", "1")}
     tokens = {(row["rule"], row["parameters"]): float(row["tokens_per_round"]) for row in rows}
     alone = "verification=token window=1", "verification=block window=1"
     assert tokens["exact", alone[0]] == pytest.approx(tokens["exact", alone[1]])
     assert 1 < tokens["exact", "verification=token window=2"] < tokens["uniform", "delta=1.7"]
     assert tokens["uniform", "delta=1.7"] < tokens["uniform", "delta=4"] < 3
-    for wrong, sentence in (
-        (["drafter=sjd"], "sampled again in every step"),
-        (["drafter=eagle_tree"], "sampled again in every step"),
-        (["drafter=eagle", "probe.offsets=3"], "probe.offsets= is for a probe without drafter="),
-        (["probe.strengths=1"], "probe.strengths= is for a probe with drafter="),
-        (["drafter=eagle", "probe.strengths=a"], r"probe.strengths must be a number .*\(got 'a'\)"),
-    ):
-        with pytest.raises(UsageError, match=sentence):
-            probe(["n=1", *wrong])
-
-
-def rounds_of(path: Path) -> list[dict[str, str]]:
-    from specbench.bench.rows import ROUNDS
-
-    return ROUNDS.read(path)
+    for drafter in ("sjd", "eagle_tree"):
+        with pytest.raises(UsageError, match=f"drafter={drafter}"):
+            rounds.main(["n=1", f"drafter={drafter}"])

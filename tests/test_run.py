@@ -516,8 +516,7 @@ def test_a_run_reports_how_it_spent_its_time(bench: Bench) -> None:
     assert sum(parts.values()) == spent.ended - spent.began
     # The seconds of images that were decoded at the same time do not add up.
     together = {session: {"loaded_s": 2.0, "workers": 2}}
-    requested = [replace(r, request_s=3.0) for r in late]
-    for records, process_info in ((late, together), (requested, sessions), ([], sessions)):
+    for records, process_info in ((late, together), ([], sessions)):
         assert spent.parts("cool_sd", records, process_info) == {"decoding": 30.0, "scoring": 5.0, "the rest": 1.5}
     assert bench.outcome.spent
     assert bench.outcome.spent in bench.outcome.report()

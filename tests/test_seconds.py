@@ -132,7 +132,7 @@ def test_show_has_no_seconds_of_an_invalid_timing(call: Call, tmp_path: Path) ->
 def test_every_speed_up_in_seconds_is_a_timed_column() -> None:
     assert {*SPEEDUPS, *OF_TIMING} < TIMED_COLUMNS < set(COLUMNS)
     seconds = {name for name in COLUMNS if "latency" in name or name.endswith("_per_s")}
-    assert seconds - TIMED_COLUMNS == {"latency_bound", "served_images_per_s"}  # a parameter, and a server's own clock
+    assert seconds <= TIMED_COLUMNS
 
 
 @pytest.mark.parametrize(("table", "runs"), [("sjd_table4", True), ("sjd_table9", False)])

@@ -252,16 +252,6 @@ def test_another_world_has_its_own_prompts_and_its_metrics_of_the_same_names() -
     assert [v.get("metrics") for v in values] == metrics
 
 
-def test_a_line_may_have_its_own_model() -> None:
-    table = TABLES["field_orders"]
-    lines = {line.key: line for line in table.lines}
-    values = definitions.named(table.overrides(lines["arpg_32"], table.model) or ())
-    assert (values["model"], values["data"], values["iterations"]) == ("arpg_scenes", "scenes_classes", "32")
-    assert table.overrides(lines["arpg_32"], "llamagen_xl") is None
-    assert [lines[key].model_on(table.model) for key in ("arpg_32", "vanilla")] == ["arpg_scenes", table.model]
-    assert "model=llamagen_xl" in (table.overrides(lines["vanilla"], "llamagen_xl") or ())
-
-
 def test_runs_of_a_real_model_have_no_prompts_or_scores_of_an_embedded_world() -> None:
     for table, model in itertools.product(TABLES.values(), ("llamagen_xl", "llamagen_3b", "mar_l")):
         for line in table.lines:

@@ -354,9 +354,6 @@ def test_masses_of_ratios_whose_product_overflows() -> None:
         *((f"eagle1 verification=selected select={x}", "select must be a number of at least 0 and at most 1, or auto")
           for x in ("-0.1", "1.5", "best")),
         ("eagle1 select=0.5", "no parameter 'select'"),
-        ("gsd verification=segment", "has rule gsd: use verification=token, or rule=exact"),
-        ("eagle1 verification=segment", "drafter eagle_tree drafts a tree"),
-        ("sjd_sv alpha=1.5", "alpha must be 1 or less"),
         ("vvs rule=exact verification=traversal", "tokens without verification, and verification=traversal"),
         ("cspd model=mar_scenes verification=traversal",
          "mar_scenes has continuous tokens, which verification=traversal does not support"),

@@ -119,7 +119,7 @@ class Specialisation:
 
 #: Target, drafter, length of a window, images, format: whose steps start every kernel in every way that matters.
 STEPS = (
-    *(("xl", name, 0, 1, torch.bfloat16) for name in (*models.DRAFTERS, "pjd")),
+    *(("xl", name, 0, 1, torch.bfloat16) for name in models.DRAFTERS),
     *(("xl", name, 0, 1, torch.float32) for name in ("none", "tree", "sjd")),
     *(("xl", name, 0, 2, torch.bfloat16) for name in ("none", "tree")),
     *(("7b", name, 0, 1, torch.bfloat16) for name in ("none", "tree", "eagle2", "sjd", "scd")),
@@ -135,7 +135,6 @@ FEW = (
     ("7b", "none", 0, 1, torch.float32),
     ("xl", "none", 0, 1, torch.bfloat16),
     ("xl", "vvs", 0, 1, torch.bfloat16),
-    ("xl", "pjd", 0, 1, torch.bfloat16),
 )
 
 

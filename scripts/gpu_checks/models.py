@@ -14,7 +14,6 @@ from specbench.decoding.drafters.dynamic import Eagle2
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft, ZipAR
-from specbench.decoding.drafters.pjd import ParallelJacobi
 from specbench.decoding.drafters.vvs import VVS
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.sampling import Sampling
@@ -49,7 +48,7 @@ DRAFTERS = (
 #: The tree that begins a window of SJD-PAC, of the real size and of a small one.
 PAC = ({"width": 4, "depth": 3}, {"width": 2, "depth": 2})
 #: Those out of raster order.
-PARALLEL = ("zipar", "pjd")
+PARALLEL = ("zipar",)
 
 
 def _target(name: str, layers: int, small: bool, side: int | None) -> nn.Module:
@@ -128,8 +127,6 @@ def drafter(name: str, model: Any, device: str, dtype: torch.dtype, small: bool 
         return NoDraft()
     if name == "zipar":
         return ZipAR(1 if small else 8, "overlap")
-    if name == "pjd":
-        return ParallelJacobi(*((2, 1) if small else (16, 6)))
     if name == "chain":
         return Eagle(head(), chain_paths(3 if small else 5))
     if name == "tree":

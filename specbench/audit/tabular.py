@@ -15,11 +15,9 @@ from torch.nn.functional import embedding
 from specbench.decoding.drafters.adaptive import AdaptiveEagle
 from specbench.decoding.drafters.dynamic import Eagle2, Grown
 from specbench.decoding.drafters.eagle import EagleState, Entries
-from specbench.decoding.drafters.spatial import Spatial, SpatialState
 from specbench.decoding.drafters.vvs import VVS
 from specbench.decoding.loop import StepResult, last_token
 from specbench.decoding.parallel_positions import ParallelPositions
-from specbench.decoding.planned import TokenOrder
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Distributions, Sampling, draw, draw_distinct, draw_several
 from specbench.decoding.shape import DraftShape
@@ -130,8 +128,6 @@ class _Lookup:
 class TabularTarget:
     """A target for the loop. Its logits are log probabilities, so temperature and filters apply as for any model."""
 
-    order: TokenOrder | None = None
-
     def __init__(self, tables: Tables) -> None:
         self.lookup = _Lookup(tables)
         self.width = math.isqrt(self.lookup.length - 1) + 1  # as if the sequence were an image
@@ -141,11 +137,8 @@ class TabularTarget:
 
 
 class TabularSession:
-    order: TokenOrder | None = None
-
     def __init__(self, lookup: _Lookup, width: int, rows: int) -> None:
         self.lookup, self.width = lookup, width
-        self.prefix_hidden = lookup.table.new_zeros(rows, 1, 1)
         self.length, self.vocab_size = lookup.length, lookup.size
         self.codes = self.vocab_size
         self.forced_tokens: Tensor | None = None
@@ -323,25 +316,6 @@ class TabularGrower(_GrownOnce, Eagle2):
 
 class TabularAdaptive(AdaptiveEagle, _TableEntries):
     """The drafter eagle_adaptive with draft tables instead of the network."""
-
-
-class TabularSpatial(Spatial):
-    """Spatially speculative decoding with draft tables instead of the network. A cell is drafted without its left
-    neighbours in the same draft: for the tables they are token 0."""
-
-    def __init__(self, tables: Tables, window: int, right: int, below: int, rounds: int | None) -> None:
-        self.lookup = _Lookup(tables)
-        heads = SimpleNamespace(cfg=SimpleNamespace(right=right, below=below))
-        super().__init__(heads, window, right, below, rounds)
-
-    def distributions(self, state: SpatialState, history: Tensor, num_committed: Tensor, first: Tensor) -> Tensor:
-        code, unknown = self.lookup.root(history, num_committed), torch.zeros_like(num_committed)
-        codes = [code]
-        for _ in range(self.tree.height - 1):
-            codes.append(code := self.lookup.after(code, unknown))
-        position = num_committed[:, None] + self.ahead
-        logits = self.lookup.rows(self.lookup.logits, torch.stack(codes, 1), position)
-        return state.sampling.distributions(logits, state.session, position).p
 
 
 class TabularVVS(_GrownOnce, VVS):

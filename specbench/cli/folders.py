@@ -106,7 +106,7 @@ def _text(run: Status) -> str:
 def resume(line: CommandLine) -> int:
     """Continues the run, the suite or the grid in a folder, with the configuration in it. For a run, parameters that do
     not change an image may be given again: n (a number, or all), metrics, metrics_dir, reference, baseline, data_dir,
-    workers, ray_address, url.
+    workers, ray_address.
     """
     from specbench.config import configuration, parameters, registry
     from specbench.harness.folder import RunFolder, stored

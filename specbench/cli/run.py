@@ -64,8 +64,8 @@ def main(line: CommandLine) -> int:
       specbench run protocol=coolsd_table1 model=llamagen_xl method=cool_sd delta=1.1
                                                                            after specbench fetch
 
-    The parameters depend on the choices: specbench run method=sjd_pac model=emu3 --help. For images from a server
-    (vLLM-Omni, SGLang): specbench run engine=http --help. For all choices: specbench list methods.
+    The parameters depend on the choices: specbench run method=sjd_pac model=emu3 --help. For all choices: specbench
+    list methods.
     """
     from specbench.config import configuration
 

@@ -67,11 +67,9 @@ ROWS = RowFile(COLUMNS, "breakdowns")
 def of_pass(scored_pass: ScoredPass) -> list[dict[str, Any]]:
     """The breakdown of a pass, compared with the vanilla images that its run decoded for it, if any.
 
-    Raises UsageError for a pass without steps (a server decoded) and for damaged records.
+    Raises UsageError for damaged records.
     """
     images = scored_pass.records
-    if summary.is_served(list(images.values())):
-        raise UsageError(f"{scored_pass.argument}: a server reports no steps, so there is nothing to break down")
     vanilla: Mapping[int, Record] = {}
     if not scored_pass.baseline and (scored_pass.folder / "baseline.jsonl").is_file():
         vanilla = passes.read(str(scored_pass.folder / "baseline.jsonl")).records
@@ -86,8 +84,6 @@ def of_pass(scored_pass: ScoredPass) -> list[dict[str, Any]]:
 def groups_of(a: ScoredPass, b: ScoredPass, pairs: Sequence[tuple[Record, Record]]) -> tuple[tuple[Group, Group], ...]:
     """The breakdown of A over these pairs, and the breakdown of B with A as its baseline, group by group."""
     first, second = ([pair[side] for pair in pairs] for side in (0, 1))
-    if summary.is_served([*first, *second]):
-        return ()
     # A's prompts name the groups. B's prompts may differ only in the category of another version.
     second = [replace(y, id=x.id, prompt=x.prompt, category=x.category) for x, y in zip(first, second, strict=True)]
     raster = (
@@ -117,9 +113,8 @@ def breakdown(
 
     vanilla: the images of vanilla AR on the same prompts, in the same order; raster: whether tokens were committed in
     raster order, without which their positions are not known; again: see `timing.extended`.
-    Returns [] for images that a server decoded.
     """
-    if not images or summary.is_served(images):
+    if not images:
         return []
     prompts = [r.id for r in images]
     shift = None if vanilla is None else timing.shift(images, vanilla, again)

@@ -39,10 +39,9 @@ class DrafterNetwork:
 
     folder: name of its folder next to a real target's weights; stem: its kind in the file's metadata and its name among
     the embedded weights (default: the folder's name); loader: a `models.loading.drafters.NetworkLoader`, if the
-    target's bundle does not load the network itself; training: a `models.supervision.Training`, or for continuous
-    tokens a `training.command.TrainingTask`, if `specbench train` trains it; method: the preset that uses the trained
-    network; variants: names of further embedded weights, from another training or length of training. Classes are given
-    as "module:name"."""
+    target's bundle does not load the network itself; training: a `models.supervision.Training`, if `specbench train`
+    trains it; method: the preset that uses the trained network; variants: names of further embedded weights, from
+    another training or length of training. Classes are given as "module:name"."""
 
     folder: str
     loader: str = ""
@@ -180,7 +179,7 @@ def completed(cfg: Mapping[str, Any]) -> RunConfig:
     Raises UsageError for missing weights, missing or bad files of prompts, and n=all of a data set without end, or of
     one that is too large.
     """
-    values = {**cfg} if parameters.is_served(cfg) else {**cfg, **_paths(cfg)}
+    values = {**cfg, **_paths(cfg)}
     if cfg["n"] != "all":
         return RunConfig(values)
     if is_drawn(cfg["data"]):
@@ -297,10 +296,9 @@ def _digest(files: tuple[tuple[Path, tuple[int, ...]], ...]) -> str:
 
 
 def weights_here(cfg: Mapping[str, Any]) -> str | None:
-    """The label of the weights that a run would load; None if their files are missing, or a server has them. Loads
-    nothing."""
+    """The label of the weights that a run would load; None if their files are missing. Loads nothing."""
     try:
-        return None if parameters.is_served(cfg) else weights_label(cfg)
+        return weights_label(cfg)
     except OSError:
         return None
 

@@ -23,7 +23,6 @@ class DraftShape:
     biased: tokens are not drawn from the distributions that the drafter reports, or the target's distributions
         differ from raster order's.
     skips: some tokens are committed without verification.
-    by_rows: a draft follows from the row of the image above it, so the image must be one grid.
     lag: for a drafter that decodes rows in parallel, the tokens that a row of the image has when the next one begins;
         `tree` is then the draft of each row. None: raster order.
     """
@@ -34,7 +33,6 @@ class DraftShape:
     carries_over: bool = False
     biased: bool = False
     skips: bool = False
-    by_rows: bool = False
     lag: int | None = None
 
     @property
@@ -44,6 +42,4 @@ class DraftShape:
 
     def num_chains(self, target: Any) -> int:
         """The number of positions at which a pass extends an image of this target; 1 in raster order."""
-        if self.lag is not None:
-            return rows_at_once(target.width, self.lag)
-        return 1 if target.order is None else max(target.order.sizes)
+        return 1 if self.lag is None else rows_at_once(target.width, self.lag)

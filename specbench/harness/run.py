@@ -330,9 +330,6 @@ def check(cfg: Mapping[str, Any]) -> None:
     """Raises UsageError for mistakes that show before a model is loaded: missing weights, a bad tree, a missing
     device."""
     trackers.check(cfg)
-    if parameters.is_served(cfg):
-        registry.find("engine", cfg["engine"]).check(cfg)
-        return
     from specbench.harness import method
     from specbench.harness.pipeline import engine_of, resolve_device
 

@@ -107,25 +107,6 @@ class NetworkScorer(SingleImageScorer):
         return outputs
 
 
-class QuestionScorer(Scorer):
-    """A VQA model that answers questions about each image. Images may have different numbers of questions.
-
-    scores: an image and its item -> the score of each question, in order. Outputs (B, MOST) float64, padded with NaN.
-    """
-
-    MOST = 128  # questions about an image: all outputs of a scorer have the same width
-
-    def __init__(self, scores: Callable[[np.ndarray, PromptItem], Sequence[float]]) -> None:
-        self.scores = scores
-
-    def __call__(self, images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> np.ndarray:
-        outputs = np.full((len(images), self.MOST), np.nan)
-        for row, image, item in zip(outputs, images, items, strict=True):
-            scores = self.scores(image, item)
-            row[: len(scores)] = scores
-        return outputs
-
-
 class Metric(ABC):
     """One choice of conf/metrics: a statistic with its options, in a scoring context.
 

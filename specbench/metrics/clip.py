@@ -67,12 +67,10 @@ _TEXT = [r"text_model\..*", r"text_projection\.weight", "logit_scale"]
 _COUNTED = [r".*\.position_ids"]
 
 
-def load_image_tower(
-    path: Path, device: str, settings: dict[str, Any] | None = None, dtype: torch.dtype = torch.float32
-) -> nn.Module:
-    """The CLIPVisionModelWithProjection of a file. Raises UsageError for a file with other tensors."""
+def load_image_tower(path: Path, device: str, settings: dict[str, Any] | None = None) -> nn.Module:
+    """The CLIPVisionModelWithProjection of a file, in float32. Raises UsageError for a file with other tensors."""
     config = CLIPVisionConfig(**(settings or L14_336))
-    return _load(lambda: CLIPVisionModelWithProjection(config), path, device, _TEXT, dtype)
+    return _load(lambda: CLIPVisionModelWithProjection(config), path, device, _TEXT)
 
 
 def load_both(path: Path, device: str, settings: dict[str, Any] | None = None) -> nn.Module:
@@ -81,13 +79,7 @@ def load_both(path: Path, device: str, settings: dict[str, Any] | None = None) -
     return _load(lambda: CLIPModel(config), path, device, [])
 
 
-def _load(
-    build: Callable[[], nn.Module],
-    path: Path,
-    device: str,
-    ignored: Sequence[str],
-    dtype: torch.dtype = torch.float32,
-) -> nn.Module:
+def _load(build: Callable[[], nn.Module], path: Path, device: str, ignored: Sequence[str]) -> nn.Module:
     def counted() -> nn.Module:
         network = build()
         for part in network.modules():  # lists of positions, which no file stores
@@ -96,7 +88,7 @@ def _load(
                     part.register_buffer("position_ids", torch.arange(old.shape[-1])[None], persistent=False)
         return network
 
-    return official.load_by_name(counted, official.open_source(path), device, dtype, [*ignored, *_COUNTED])
+    return official.load(counted, official.open_source(path), None, device, torch.float32, [*ignored, *_COUNTED])
 
 
 class CLIPCaptions:

@@ -4,8 +4,7 @@ yes. A question counts as no if its parent was not answered with yes.
 The arithmetic follows dpg_bench/compute_dpg_bench.py of TencentQQGYLab/ELLA@3c228f1d:
 
 - A question scores 1 if the answer is exactly "yes", else 0. Then, in the order of the file, a question with a parent
-of
-  score 0 is set to 0. A 0 is therefore passed on to grandchildren if these come later in the file.
+  of score 0 is set to 0. A 0 is therefore passed on to grandchildren if these come later in the file.
 - The score of an image is the mean over its questions. `dpg` is the mean over images, times 100.
 - Values by category are means of the original answers, before any question is set to 0, of the last image of each
   prompt only. The category is the text before "(" in the column tuple; its class is the text before "-".
@@ -25,25 +24,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from specbench.errors import UsageError, one_line, unknown
-from specbench.metrics import qwen3_vl, weights
+from specbench.errors import UsageError, one_line
+from specbench.metrics import weights
 from specbench.metrics.base import (
     Images,
     Metric,
     PromptItem,
-    QuestionScorer,
     Score,
+    Scorer,
     ScoringContext,
     Unavailable,
     by_prompt,
     chosen,
 )
-from specbench.metrics.soft_tifa import SUFFIX
 from specbench.rows import summary
 from specbench.storage.files import cached_sha256
 from specbench.storage.reading import read_text
@@ -96,6 +94,26 @@ def read(path: Path) -> dict[str, Questions]:
     return {**table}
 
 
+class QuestionScorer(Scorer):
+    """A VQA model that answers questions about each image. Images may have different numbers of questions.
+
+    scores: an image and its item -> the score of the image and of each question, in order. Outputs (B, MOST) float64,
+    padded with NaN.
+    """
+
+    MOST = 128  # all outputs of a scorer have the same width
+
+    def __init__(self, scores: Callable[[np.ndarray, PromptItem], Sequence[float]]) -> None:
+        self.scores = scores
+
+    def __call__(self, images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> np.ndarray:
+        outputs = np.full((len(images), self.MOST), np.nan)
+        for row, image, item in zip(outputs, images, items, strict=True):
+            scores = self.scores(image, item)
+            row[: len(scores)] = scores
+        return outputs
+
+
 def is_scored(questions: Questions) -> bool:
     """Whether the parents of all questions are in the table."""
     return all(parent in questions for question in questions.values() for parent in question.parents)
@@ -111,7 +129,7 @@ def image_score(answers: Sequence[float], questions: Questions) -> float:
 
 
 class DPG(Metric):
-    """DPG-Bench's score. Options: `vqa_model`, "mplug" (the published one) or "qwen3_vl", which fills other columns.
+    """DPG-Bench's score. No options.
 
     Scorer outputs (N, `QuestionScorer.MOST`) float64: the score of the image, and the answer to each question (1 for
     yes, 0 for others). All are NaN for the images of an omitted prompt.
@@ -119,13 +137,9 @@ class DPG(Metric):
 
     reads_prompt = True  # the prompt determines the questions (the cache key names their table)
     counts_prompts = True
-    known: ClassVar[Mapping[str, Any]] = {"vqa_model": "mplug"}
 
     def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
-        super().__init__(context, chosen(type(self), options, self.known))
-        if self.options["vqa_model"] not in VQA_MODELS:
-            raise unknown("VQA model of dpg", str(self.options["vqa_model"]), VQA_MODELS)
-        self.vqa_model = VQA_MODELS[self.options["vqa_model"]]
+        super().__init__(context, chosen(type(self), options, {}))
 
     @property
     def path(self) -> Path:
@@ -138,10 +152,10 @@ class DPG(Metric):
 
     @property
     def cache_key(self) -> str:
-        return f"dpg-bench by {self.vqa_model.cache_key(self.context)}, questions {cached_sha256(self.path)[:8]}"
+        return f"dpg-bench by {MPLUG.cache_key(self.context)}, questions {cached_sha256(self.path)[:8]}"
 
     def scorer(self) -> QuestionScorer:
-        vqa_model, table = self.vqa_model.load(self.context), self.table
+        vqa_model, table = MPLUG.load(self.context), self.table
 
         def scores(image: np.ndarray, item: PromptItem) -> list[float]:
             questions = table[item.id]
@@ -253,20 +267,3 @@ class MPLUG:
         except Exception as e:  # the package's exceptions differ from version to version
             raise UsageError(f"modelscope cannot read {folder} ({one_line(e)[:200]}); download it again") from None
         return lambda image, question: str(answers({"image": Image.fromarray(image), "question": question})["text"])
-
-
-class Qwen3VL:
-    """Qwen3-VL-8B-Instruct instead of mPLUG, for `dpg_qwen3_vl`. It is asked for one word; its answer is the most
-    probable first token, without white space, in lower case. This is our choice: no published score uses it."""
-
-    @staticmethod
-    def cache_key(context: ScoringContext) -> str:
-        return f"{qwen3_vl.cache_key(context)}, answer in one word, not the published VQA model"
-
-    @staticmethod
-    def load(context: ScoringContext) -> Answer:
-        vqa_model = qwen3_vl.VQAModel(context)
-        return lambda image, question: vqa_model.answer(vqa_model(image, question + SUFFIX)).strip().lower()
-
-
-VQA_MODELS: Mapping[str, type[MPLUG] | type[Qwen3VL]] = {"mplug": MPLUG, "qwen3_vl": Qwen3VL}

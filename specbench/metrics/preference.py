@@ -1,7 +1,6 @@
-"""Scores learnt from people's choices between images of a prompt: ImageReward, PickScore and HPSv3. HPSv2 is in
-`towers`.
+"""Scores learnt from people's choices between images of a prompt: ImageReward and PickScore. HPSv2 is in `towers`.
 
-Each score is a mean over the images. Scorer outputs are (N, 1) float32 unless stated otherwise.
+Each score is a mean over the images. Scorer outputs are (N, 1) float32.
 """
 
 from __future__ import annotations
@@ -112,40 +111,6 @@ class PickScore(weights.PublishedMetric, MeanMetric):
         from specbench.metrics import clip
 
         return cut_captions(clip.captions().too_long([item.prompt for item in items]), len(items), 77)
-
-
-class HPSv3(weights.PublishedMetric, MeanMetric):
-    """Human Preference Score v3 (Ma et al. 2025): Qwen2-VL-7B. No options.
-
-    As in the authors' code, the score is the first of the network's two outputs, about 0 to 15; the other output is the
-    logarithm of its uncertainty. Scorer outputs are (N, 2). An image is resized to about 200,704 pixels (448 x 448) and
-    keeps its aspect ratio. Images are scored one at a time. The authors' package is not needed.
-    """
-
-    reads_prompt = True
-    fetched_by, file_names = "hpsv3", {"hpsv3": "HPSv3.safetensors", "hpsv3/text": "tokenizer.json"}
-
-    @property
-    def cache_key(self) -> str:
-        network, text = self.hashes
-        return f"hpsv3@{network}, tokenizer {text}, 200704 pixels bicubic, bfloat16"
-
-    def scorer(self) -> Scorer:
-        import torch
-
-        from specbench.metrics import hpsv3_network
-
-        weights_file, text = self.published_files
-        sequences, device = hpsv3_network.ChatSequences(text), self.context.device
-        network = hpsv3_network.load(weights_file, device, sequences.image)
-
-        def output_of(image: np.ndarray, item: PromptItem) -> Tensor:
-            x, grid = hpsv3_network.patches(image)
-            ids, reward = sequences(item.prompt, grid)
-            output: Tensor = network(ids.to(device), x.to(device), grid, reward)
-            return output
-
-        return NetworkScorer(device, lambda images, items: torch.stack(list(map(output_of, images, items))))
 
 
 def load_package(file: Path, vocabulary: Path, device: str) -> Any:

@@ -3,7 +3,6 @@ and rounds to integer levels."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,27 +53,3 @@ def normalised(image: np.ndarray, statistics: tuple[tuple[float, ...], tuple[flo
     mean, deviation = map(torch.tensor, statistics)
     x: Tensor = ((torch.from_numpy(np.array(image)).float() / 255 - mean) / deviation).permute(2, 0, 1).contiguous()
     return x
-
-
-def multiples(height: int, width: int, unit: int, least: int, most: int) -> tuple[int, int]:
-    """The size of an image for Qwen's networks: multiples of `unit` with `least` to `most` pixels and nearly the same
-    aspect ratio, as in smart_resize of qwen_vl_utils."""
-    size = max(unit, round(height / unit) * unit), max(unit, round(width / unit) * unit)
-    if least <= size[0] * size[1] <= most:
-        return size
-    if size[0] * size[1] < least:
-        scale = math.sqrt(least / (height * width))
-        sides = math.ceil(height * scale / unit), math.ceil(width * scale / unit)
-    else:  # a division and no product, as there: the last bit of 768 / scale decides between 420 and 448
-        scale = math.sqrt(height * width / most)
-        sides = math.floor(height / scale / unit), math.floor(width / scale / unit)
-    return max(1, sides[0]) * unit, max(1, sides[1]) * unit
-
-
-def patches(x: Tensor, side: int, merge: int, times: int) -> tuple[Tensor, tuple[int, int]]:
-    """An image (3, H, W) -> the patches of Qwen's vision networks (rows * columns, 3 * times * side * side), and their
-    (rows, columns). The merge * merge patches of a token are consecutive. times: copies of the image."""
-    rows, columns = x.shape[1] // side, x.shape[2] // side
-    x = x.unflatten(1, (rows // merge, merge, side)).unflatten(4, (columns // merge, merge, side))
-    x = x.permute(1, 4, 2, 5, 0, 3, 6)[..., None, :, :].expand(*[-1] * 5, times, -1, -1)
-    return x.flatten(0, 3).flatten(1), (rows, columns)

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from specbench.config import registry
 from specbench.errors import UsageError, install
@@ -14,9 +14,6 @@ from specbench.metrics.base import Metric, ScoringContext, Unavailable, chosen
 from specbench.storage import home
 from specbench.storage.downloads import FetchRecord
 from specbench.storage.files import cached_sha256
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 
 def find(context: ScoringContext, choice: str, part: str, *names: str) -> Path:
@@ -77,16 +74,6 @@ class PublishedMetric(Metric):
     def hashes(self) -> tuple[str, ...]:
         """The first eight digits of the SHA-256 of each file, for a cache key."""
         return tuple(cached_sha256(path)[:8] for path in self.files)
-
-
-def tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a tokenizer.json, with its special tokens. Raises UsageError for another file."""
-    from tokenizers import Tokenizer
-
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as e:  # the library raises plain Exceptions
-        raise UsageError(f"{path} is not a readable tokenizer ({e}); fetch it again") from None
 
 
 def need(module: str) -> None:

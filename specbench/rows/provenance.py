@@ -17,15 +17,14 @@ from specbench.storage.files import content, sha256, write_atomically
 
 #: Parameters that do not count in a hash.
 _NOT_HASHED = frozenset(
-    "out data_dir metrics_dir protocol workers ray_address timing emitted_draws variant url log log_project"
-    " log_dir".split()
+    "out data_dir metrics_dir protocol workers ray_address timing emitted_draws variant log log_project log_dir".split()
 )
 
 
 def config_hash(cfg: Mapping[str, Any]) -> str:
     """Hash of a checked configuration: equal for equal measurements.
 
-    Covers every parameter except locations (`out`, `data_dir`, `metrics_dir`, `url`), the parameters of the tracker,
+    Covers every parameter except locations (`out`, `data_dir`, `metrics_dir`), the parameters of the tracker,
     `workers` and `ray_address` (a row's note reports them), `timing` and `emitted_draws` (columns of the row report
     them), and `protocol` and `variant`, whose values are parameters themselves. `batch`, `device`, `dtype`, `engine`
     and `warmup` count, because a latency depends on them, although on a CPU they change no image.
@@ -35,7 +34,7 @@ def config_hash(cfg: Mapping[str, Any]) -> str:
 
 #: Parameters that may change between two starts of a run in one folder, because they change no image.
 MAY_CHANGE = tuple(
-    "n shard metrics metrics_dir reference baseline out data_dir timing emitted_draws workers ray_address url log"
+    "n shard metrics metrics_dir reference baseline out data_dir timing emitted_draws workers ray_address log"
     " log_project log_dir".split()
 )
 

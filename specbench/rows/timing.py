@@ -44,8 +44,6 @@ def is_timed(cfg: Mapping[str, Any]) -> bool:
     """Whether a run measures its seconds: as `timing` says; by default, if one process decodes one image at a time."""
     if cfg.get("timing") is not None:
         return bool(cfg["timing"])
-    if "batch" not in cfg:  # a server decodes
-        return False
     return cfg["batch"] == 1 and cfg["workers"] == 1 and not cfg["ray_address"]
 
 

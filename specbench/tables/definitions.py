@@ -90,10 +90,6 @@ class Line:
             overrides = self.elsewhere.get(model, self.elsewhere.get("", overrides))
         return None if overrides is None else named(overrides)
 
-    def model_on(self, model: str) -> str:
-        """The model of its rows: the table's model, or one that the line names."""
-        return named(self.overrides or ()).get("model", model)
-
 
 @dataclass(frozen=True)
 class Curve:
@@ -237,7 +233,7 @@ class Table:
         if self.no_run(line, model):
             return None
         is_own = model == self.model
-        values, model = line.on(model, self.model) or {}, line.model_on(model)
+        values = line.on(model, self.model) or {}
         if seed is not None and "seed" in values:
             raise UsageError(f"line {line.key} of {self.id} has its own seed: leave --seeds out")
         requested = {name: str(value) for name, value in (("n", n), ("seed", seed)) if value is not None}
@@ -254,9 +250,6 @@ class Table:
         values = line.on(model, self.model)
         if values is None:
             return line.without
-        if values.get("model", model) != model and model != self.model:
-            return f"This line is about {values['model']} alone."
-        model = line.model_on(model)
         if missing := sorted(values.keys() - parameters.possible(model)):
             return f"{model} has no parameter {missing[0]}."
         return "" if _has_drafter(model, values) else f"{model} has no such drafter."

@@ -150,7 +150,7 @@ def build(
         comparisons: the rows of `specbench compare` that its tests need.
         differing: the (line key, column key) whose values get the mark `DIFFERS`.
     """
-    models = {line.key: line.model_on(model) for line in table.lines} if isinstance(model, str) else model
+    models = {line.key: model for line in table.lines} if isinstance(model, str) else model
     sheet = _Builder(table, measured, published, command, differing)
     headers = tuple(map(sheet.header, sheet.table.columns))
     entries = tuple(entry for line in table.lines for entry in sheet.entries(line, models[line.key]))

@@ -24,7 +24,7 @@ from specbench.models.pixels import to_float, to_uint8
 from specbench.models.supervision import TargetHead
 from specbench.models.vq import VQConfig, VQModel
 from specbench.storage.origin import environment
-from specbench.training import drafter, recipes
+from specbench.training import drafter
 from specbench.training.dataset import LiveDataset
 from specbench.training.examples import Encoded
 from tools.scenes import tokenizer
@@ -79,7 +79,7 @@ def neighbour_statistics(world: World, assets: Path, device: torch.device) -> di
 DRAFTERS = {
     f"tv_{network.folder}{variant and f'_{variant}'}": (name, f"embedded{variant and f':{variant}'}")
     for name, network in registry.drafter_networks().items()
-    if network.training and not recipes.is_continuous(name)
+    if network.training
     for variant in ("", *network.variants)
 }
 
@@ -107,11 +107,6 @@ def drafter_statistics(world: World, assets: Path, device: torch.device, count: 
             training, data, range(count), batch_size=BATCH, sampling=sampling
         )
     return statistics
-
-
-def embedded_model(assets: Path, device: torch.device, name: str) -> Any:
-    """The model of this name with the weights in the folder, in float32."""
-    return _pipeline(assets, device, f"model={name}", "method=vanilla", "dtype=float32").model
 
 
 def weights_argument(assets: Path) -> str:
@@ -179,30 +174,6 @@ def class_statistics(assets: Path, device: torch.device, trial: Trial) -> dict[s
             statistics["reader_accuracy_vanilla"] = accuracies.pop("shape_and_colour")
             statistics |= {f"vanilla_{name}": value for name, value in accuracies.items()}
     return statistics
-
-
-def order_statistics(assets: Path, device: torch.device, trial: Trial) -> dict[str, float]:
-    """Share of shapes and colours that the reader reads as in the class, for the model that decodes in random order: in
-    its default number of passes, and token by token. Empty without a reader. `..._tokenized` is the share on real
-    images after the tokenizer."""
-    if not (assets / "scenes_reader.safetensors").is_file():
-        return {}
-    reader = ev.load(assets / "scenes_reader.safetensors", ev.AttributeReader, device)
-    real, numbers = scenes_classes.portraits("validation", trial.count)
-    items = scenes_classes.items({"seed": 0, "n": trial.count})
-    pipeline = _pipeline(assets, device, "model=arpg_scenes", "method=vanilla")
-    tokenizer = pipeline.model.tokenizer
-    with torch.inference_mode():
-        reconstructions = [to_uint8(tokenizer.decode(tokenizer.encode(x.to(device)))) for x in to_float(real).split(50)]
-    images = {
-        "tokenized": (np.concatenate(reconstructions), [scenes_classes.labels_of(int(number)) for number in numbers]),
-        "vanilla": (_sample(pipeline, items)[0], [item.labels for item in items]),
-        "token_by_token": (_sample(pipeline.vanilla(), items)[0], [item.labels for item in items]),
-    }
-    return {
-        f"reader_accuracy_{name}": _classes_read(reader, samples, np.array(labels))["shape_and_colour"]
-        for name, (samples, labels) in images.items()
-    }
 
 
 def draft_statistics(assets: Path, device: torch.device, trial: Trial) -> dict[str, float]:
@@ -274,13 +245,6 @@ GOALS: list[tuple[str, str, str, float, float]] = [
         "mar_samples",
         "reader_accuracy_vanilla",
         "share of shapes and colours that the reader reads right, vanilla samples of mar_scenes",
-        0.75,
-        1.0,
-    ),
-    (
-        "arpg_samples",
-        "reader_accuracy_vanilla",
-        "share of shapes and colours that the reader reads right, samples of arpg_scenes",
         0.75,
         1.0,
     ),

@@ -30,7 +30,7 @@ class FusedKernels:
     verify_longest = staticmethod(verification.verify_longest)
     verify_block, traverse = staticmethod(lossless.verify_block), staticmethod(lossless.traverse)
     select = staticmethod(selected.select)
-    begin_windows, window = staticmethod(window.begin_windows), staticmethod(window.window)
+    window = staticmethod(window.window)
     keep = staticmethod(verification.keep)
     inputs, newest, level = staticmethod(inputs.inputs), staticmethod(inputs.newest), staticmethod(inputs.level)
     grows, growth = staticmethod(trees.grows), trees.Growth

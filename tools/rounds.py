@@ -7,15 +7,23 @@ x_j. There it accepts a token drawn from q_i with probability a_i and emits e_i.
 expectation 1 + sum_i f_1 .. f_{i-1} a_i tokens and a divergence of sum_i f_1 .. f_{i-1} KL(e_i || p_i): chains are
 sampled, decisions are not. This ignores that a relaxed rule would reach other prefixes. An image's last round counts
 with all its tokens, including those after the image's end.
+
+    python tools/rounds.py n=16 seed=1 drafter=eagle window=14 [strengths=0.25,0.45] [out=FILE.csv]
+
+It takes the arguments of a run that belong to the model, the prompts, the sampling and the drafter. strengths: also
+replay UniformRSD, Cool-SD and bands of these strengths.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +33,8 @@ from tqdm import tqdm
 
 from specbench import data
 from specbench.bench.distributions import load
+from specbench.bench.rows import OF_PROBE, WHERE, complete
+from specbench.config import configuration
 from specbench.decoding.emitted import distances
 from specbench.decoding.rules import Band, Rule, cool, exact, uniform
 from specbench.decoding.rules.band import log_ratios
@@ -33,11 +43,43 @@ from specbench.decoding.verify import Case, TokenWise, VerificationResult
 from specbench.decoding.verify.block import masses, ratios
 from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
+from specbench.storage.csv_text import RowFile
 
 #: Grid of log(high / low) of bands, and of log(omega) of UniformRSD; curves are interpolated between its values.
 _GRID = (0.0, *np.geomspace(0.03, 8, 60).tolist())
 _UNIFORM = (1.1, 1.3, 1.7, 2.6, 4.0)  # factors
 _COOL = (0.8, 1.1, 1.5, 2.0, 3.0)  # mean factors
+#: The columns of a row. Standard errors are jackknifed over images.
+COLUMNS = {
+    **OF_PROBE,
+    "top_k": "top-k of the decoding and of the distributions",
+    "top_p": "top-p of the decoding and of the distributions",
+    "drafter": "drafter of the chains",
+    "drafter_weights": "the parameter drafter_weights",
+    "window": "length of the chains",
+    "rule": "the rule, here by name: exact, uniform, cool or band",
+    "parameters": "its parameter; for exact, the verification and the number of tokens of the chains that it gets",
+    "decay": "JSON list: a band's decay by depth; the last row of a strength has the full dynamic programme's",
+    "tokens_per_round": "expected tokens per round",
+    "tokens_per_round_stderr": "its standard error",
+    "tokens_over_token": "for exact decoding: tokens_per_round / tokens_per_round of token-wise verification at the"
+    " same length",
+    "tokens_over_token_stderr": "its standard error; the chains are the same",
+    "kl": "KL(emitted || target) per token, nats",
+    "kl_stderr": "its standard error",
+    "kl_over_uniform": "kl / kl of UniformRSD at as many tokens per round; empty outside of its range",
+    "kl_over_uniform_stderr": "its standard error; the chains are the same",
+    **WHERE,
+}
+
+#: Columns of a replayed rule that are printed, with labels and decimals.
+_SHOWN = (
+    ("tokens_per_round", "tokens per round", 3),
+    ("tokens_over_token", "over token-wise", 3),
+    ("kl", "KL", 4),
+    ("kl_over_uniform", "over UniformRSD's", 3),
+)
+ROWS = RowFile(COLUMNS, "replayed rounds")
 #: Passes in which a schedule, and the chains that reach a depth under it, converge.
 _PASSES = 20
 
@@ -151,9 +193,9 @@ class _Watched(TokenWise):
 
 
 def measure(cfg: Mapping[str, Any], strengths: Sequence[float]) -> list[dict[str, Any]]:
-    """The rows of a checked configuration with a drafter of chains (`rows.ROUNDS`): exact decoding of its `n` images,
-    verified token by token and by block at every length up to the draft's; and, if `strengths` are given, replayed
-    under UniformRSD, Cool-SD and bands of these strengths."""
+    """The results of a checked configuration with a drafter of chains: exact decoding of its `n` images, verified token
+    by token and by block at every length up to the draft's; and, if `strengths` are given, replayed under UniformRSD,
+    Cool-SD and bands of these strengths."""
     pipeline = load({**cfg, "emitted_draws": 0})
     shape = pipeline.config.drafter.shape
     if not shape.tree.is_chain or shape.carries_over or cfg["temperature"] == 0:
@@ -168,7 +210,7 @@ def measure(cfg: Mapping[str, Any], strengths: Sequence[float]) -> list[dict[str
     )
     images = []
     with torch.inference_mode():
-        for item in tqdm(data.load(cfg), desc="probe", unit="image"):
+        for item in tqdm(data.load(cfg), desc="rounds", unit="image"):
             watched_pipeline.decode(watched_pipeline.encode([item.prompt]), [(cfg["seed"], item.index)])
             images.append(_Image.of(watched.rounds(), relaxed=bool(strengths)))
     rows = [*_exact(images), *(_relaxed(images, strengths) if strengths else ())]
@@ -285,3 +327,21 @@ def _jackknifed(
         errors = np.sqrt((num_images - 1) / num_images * np.square(without - without.mean(0)).sum(0))
     cells = [*zip(names, middle), *zip((f"{name}_stderr" for name in names), errors)]
     return {name: None if np.isnan(x) else float(x) for name, x in cells}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the rows as JSON, and adds them to the file."""
+    own = dict(a.split("=", 1) for a in arguments if a.startswith(("strengths=", "out=")))
+    others = [a for a in arguments if not a.startswith(("strengths=", "out="))]
+    cfg = configuration.compose([*others, "method=vanilla"])
+    strengths = [float(x) for x in own["strengths"].split(",")] if "strengths" in own else []
+    for values in measure(cfg, strengths):
+        row = complete(cfg, values, COLUMNS)
+        print(json.dumps({name: cell for name, cell in row.items() if cell is not None}))
+        if "out" in own:
+            ROWS.append(Path(own["out"]), row)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
