@@ -34,7 +34,7 @@ def row(run_id: str, **cells: Any) -> dict[str, Any]:
 
 def test_a_row_comes_back_as_it_went_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "deep" / "results.sqlite"
-    written = row("007", fid=1.25, n=64, select="auto", top_k=100, timing=True, steps=1e-7, note="a 'quoted' \"ü\"")
+    written = row("007", fid=1.25, n=64, criterion="paper", top_k=100, timing=True, steps=1e-7, note="a 'quoted' \"ü\"")
     sources.add_to_store(file, [("/a", written)])
     assert sources.read_store(file) == [("/a", written)]
     sources.add_to_store(file, [("/b", {**written, "fid": 2.0})])  # the folder was moved, and the run scored again
@@ -116,7 +116,7 @@ def test_any_mixture_of_sources(call: Call, tmp_path: Path) -> None:
 
 def test_parquet_files_hold_rows_too(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    rows = [row("a", fid=1.5, select="auto"), row("b", note="ü")]
+    rows = [row("a", fid=1.5, criterion="paper"), row("b", note="ü")]
     sources.write(tmp_path / "rows.parquet", rows)
     assert sources.read([tmp_path / "rows.parquet"])[0] == rows
     (tmp_path / "bad.parquet").write_text("no")
