@@ -66,7 +66,7 @@ def test_any_mixture_of_sources(call: Call, tmp_path: Path) -> None:
 def test_parquet_files_hold_rows_too(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     text = row("007", top_k=100, timing=True, steps=1e-7, note="a 'quoted' \"ü\"", model="null")
-    rows = [row("a", fid=1.5, n=64, select="auto"), text]
+    rows = [row("a", fid=1.5, n=64, criterion="paper"), text]
     sources.write(tmp_path / "rows.parquet", rows)
     assert sources.read([tmp_path / "rows.parquet"])[0] == rows
     (tmp_path / "bad.parquet").write_text("no")
