@@ -85,7 +85,6 @@ NOT_RUN = {
     "scripts/smoke.sh": "installs gigabytes",
     "scripts/second_triton.sh": NETWORK,
     "scripts/gpu_wheels.sh": NETWORK,
-    "scripts/gpu_cache.py": NETWORK,
 }
 
 
