@@ -317,7 +317,7 @@ def planned(results: Path) -> measure.TablePlan:
 
 
 def collected(results: Path, bench: CurveBench, say: Callable[[str], None] = lambda text: None) -> measure.TablePlan:
-    return collect.collect(planned(results), results, bench, say)
+    return collect.collect(planned(results), bench, say)
 
 
 TESTED = TABLES["relaxed_equal"]

@@ -142,7 +142,7 @@ def test_finished_lines_stay_after_an_interruption(
         append_row(path, row)
 
     with monkeypatch.context() as patch:
-        patch.setattr(collect, "append_row", stopped)
+        patch.setattr(measure, "append_row", stopped)
         with pytest.raises(KeyboardInterrupt, match="the same command"):
             tables(Bench(), "--jobs", "2")
     for process in multiprocessing.active_children():  # they have been stopped
@@ -166,6 +166,6 @@ def test_images_for_a_test_are_decoded_side_by_side(tables: Callable[..., int], 
     results = tmp_path / "results"
     for runs in (1, 2):  # the second time, the rows exist and their images do not
         todo = measure.plan(TESTED, TESTED.model, None, results, tmp_path / "runs")
-        collect.collect(todo, results, Bench(), print, 2)
+        collect.collect(todo, Bench(), print, 2)
         assert len(processes_of(tmp_path)) == runs * len(todo.runs)
         assert str(os.getpid()) not in processes_of(tmp_path)
