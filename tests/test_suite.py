@@ -313,7 +313,7 @@ def test_every_shipped_suite_can_be_read_and_has_a_description() -> None:
             assert suite.shared["batch"] != "1"
             assert suite.shared["baseline"] == "false"
         else:
-            with pytest.raises(UsageError, match="draw it with specbench tables"):
+            with pytest.raises(UsageError):
                 catalog.suite(name, source)
 
 
