@@ -199,5 +199,5 @@ def test_yaml_is_read_as_hydra_reads_it(tmp_path: Path) -> None:
     file.write_text("a: 1e-3\nb: 2023-04-13\nc: 1_000\nd: .5\ne: 08\nf: 1.\ng: -.inf\nh: 1:30\ni: on\n")
     assert repr(dict(yaml_files.read(file))) == repr(OmegaConf.to_container(OmegaConf.load(file)))
     file.with_name("y.yaml").write_text("a: 1\na: 2\n")
-    with pytest.raises(Exception):
+    with pytest.raises(Exception, match="duplicate"):
         yaml_files.read(file.with_name("y.yaml"))
