@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from specbench.config import parameters
+from specbench.config.yaml_files import cached
 from specbench.errors import UsageError
 from specbench.rows.columns import (
     OF_TIMING,
@@ -60,7 +61,10 @@ def withheld(row: Row, column: str) -> str:
     vanilla, enough of them for an error. Vanilla's own speed-up is 1 by definition.
     """
     if column not in TIMED_COLUMNS or column in OF_TIMING or row.get(column) in (None, ""):
-        return ""
+        extractor = str(row.get(f"{column}_backend") or "").partition("@")[0]
+        width, n = _features_of(column).get(extractor), row.get("images") or row.get("n")
+        why = too_few(int(n), width) if width and n else ""
+        return f"Not printed: {why}." if why else ""
     is_speedup = column in SPEEDUPS or column in map(stderr_of, SPEEDUPS)
     if is_speedup and is_vanilla(row):
         return ""
@@ -89,6 +93,13 @@ def features(metric: str) -> dict[str, int]:
     if not isinstance(declared, Mapping) or not all(type(d) is int and d > 0 for d in declared.values()):
         raise UsageError(f"conf/metrics/{metric}.yaml: features needs EXTRACTOR: INTEGER (got {declared!r})")
     return {str(name): d for name, d in declared.items()}
+
+
+@cached
+def _features_of(column: str) -> dict[str, int]:
+    """The features of all metrics that fill a column, see `features`."""
+    metrics = [name for name in parameters.single_metrics() if column in parameters.metric_columns(name)]
+    return {name: d for metric in metrics for name, d in features(metric).items()}
 
 
 def too_few_for(metric: str, n: int) -> str:

@@ -313,7 +313,7 @@ def _said(column: Column, valued: Sequence[Row]) -> list[str]:
 
 def printable(table: Table, rows: Mapping[str, Row | None]) -> tuple[dict[str, Row | None], dict[tuple[str, str], str]]:
     """The rows without the values that are not comparable with the others, and the reasons by (line key, column key):
-    seconds of another machine than the other lines', or an invalid speed-up."""
+    seconds of another machine than the other lines', an invalid speed-up, or a statistic of too few images."""
     keys = [column.key for column in table.columns]
     timed = [key for key in keys if table.rows_of == "bench" or key in TIMED_COLUMNS]
     present = {name: row for name, row in rows.items() if row is not None}
