@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from specbench.bench.shapes import DEVICE, Shapes, attended, shapes
-from specbench.decoding.continuous import GenerationOrder, conditions_of
+from specbench.decoding.continuous import Conditions, GenerationOrder
 from specbench.decoding.continuous.trajectory import draw_trajectory
 from specbench.engine.clock import Idle
 from specbench.engine.graph import Eager, Graphs
@@ -153,7 +153,7 @@ def _of_trajectory(cfg: Mapping[str, Any]) -> int:
         row = torch.zeros(1, dtype=torch.int64, device=DEVICE)
         tokens = torch.zeros(1, model.length + 1, model.dim, device=DEVICE)
         order = GenerationOrder.raster(1, model.length, DEVICE)
-        z = conditions_of(session, order).following(tokens, row, row, 1, model.length)[:, 0]
+        z = Conditions(session, order).following(tokens, row, row, 1, model.length)[:, 0]
         noise = torch.zeros(1, model.steps + 1, model.dim, device=DEVICE)
         launches.counting = True
         draw_trajectory(session, z, noise, on_shapes.pipeline.rule, on_shapes.pipeline.engine)

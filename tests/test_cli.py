@@ -241,8 +241,7 @@ def test_the_listed_recipes_equal_the_settings_of_a_training() -> None:
         chain = [name]
         while (like := listed[chain[0]][0]) in listed:
             chain.insert(0, like)
-        kinds = ("cspd",) if "objective" in listed[name][1] else ("eagle", "eagle3", "medusa", "dflash", "draft_model")
-        for kind in kinds:
+        for kind in ("eagle", "eagle3", "medusa", "dflash", "draft_model"):
             wanted = recipes.settings(name, kind)
             texts = [listed[link][1] for link in chain] + [of_drafter[link].get(kind, {}) for link in chain]
             changed = {key: yaml.safe_load(text) for link in texts for key, text in link.items()}
@@ -272,7 +271,7 @@ def test_all_prompts_are_recorded_as_a_number(call: Call, tmp_path: Path) -> Non
     assert "has 6 prompts here, not n=9: give n=6 at most" in refused(call, "run", "prompts=my.txt", "n=9", "out=there")
     assert "n=all" in refused(call, "run", "metrics=none", "n=all", "out=there")
     prompts.write_text("a prompt\n" * 1001)
-    with pytest.raises(UsageError, match="n=all is 1,001 prompts with 1,000 images each, but a run has at most"):
+    with pytest.raises(UsageError, match="n=all"):
         configuration.compose(["prompts=my.txt", "images_per_prompt=1000"])
     assert {path.name for path in tmp_path.iterdir()} == {"here", "my.txt"}  # Hydra writes nothing
 

@@ -38,7 +38,6 @@ from specbench.decoding.rules.thresholds import Typical
 from specbench.decoding.trees import Path, build, chain_paths, parse
 from specbench.decoding.verify import Draft, TokenWise, Verification
 from specbench.decoding.verify.block import BlockVerification
-from specbench.decoding.verify.selected import Selected
 from specbench.decoding.verify.traversal import Traversal
 from specbench.engine.kernels import FusedKernels, launch
 
@@ -158,8 +157,6 @@ def steps(cases: Any = STEPS) -> list[Callable[[], None]]:
     """Steps at the real sizes, and other verifications."""
     verifications = (
         partial(verify_on_shapes, BlockVerification(), chain_paths(5), 16384),
-        partial(verify_on_shapes, Selected(), parse("mc_sim_7b_63"), 16384, True),
-        partial(verify_on_shapes, Selected(), parse("2-2-2"), 16384, False),
         *(partial(verify_on_shapes, TokenWise(), parse("mc_sim_7b_63"), 16384, rule=x) for x in rules_on_shapes(16384)),
     )
     return [*(partial(step_on_shapes, *case) for case in cases), *verifications]
@@ -202,14 +199,12 @@ def rules_on_shapes(vocabulary: int) -> list[Rule]:
     ]
 
 
-def verify_on_shapes(
-    verification: Verification, paths: list[Path], vocabulary: int, replacement: bool = False, rule: Rule | None = None
-) -> None:
+def verify_on_shapes(verification: Verification, paths: list[Path], vocabulary: int, rule: Rule | None = None) -> None:
     """The verification of a draft on the meta device; rule: None means the exact rule."""
     tree, rule = build(paths).to("meta"), rule or exact()
     tokens = torch.zeros(1, tree.nodes, dtype=torch.int64, device="meta")
     p, valid = torch.empty(1, tree.nodes, vocabulary, device="meta"), torch.empty_like(tokens, dtype=torch.bool)
-    draft = Draft(tree, tokens, p[:, : tree.inner.shape[1]], valid, replacement=replacement)
+    draft = Draft(tree, tokens, p[:, : tree.inner.shape[1]], valid)
     step, rng = tokens[:, 0], RandomStreams([(0, 0)], "meta")
     rng.kernels = FusedKernels()
     rule.open(step.device)

@@ -17,7 +17,6 @@ from specbench.bench import floor
 from specbench.bench.devices import Device
 from specbench.bench.measure import position_of
 from specbench.bench.shapes import DEVICE, Shapes, shapes
-from specbench.config import parameters
 from specbench.decoding.continuous import Conditions, GenerationOrder
 from specbench.harness.pipeline import check_engine
 
@@ -112,8 +111,7 @@ def _discrete(cfg: Mapping[str, Any], on_shapes: Shapes, context: int | None) ->
             decoding.step()
         above["step"] = memory.above()
         resident = memory.live
-        if not parameters.no_pixels(cfg):
-            _pixels(on_shapes, codes)
+        _pixels(on_shapes, codes)
         above["pixels"] = memory.above()
     at = position_of(decoding, context)
     read = floor.of_target(target) + floor.of_cache(target, rows, at), floor.of_drafts(drafter, target)

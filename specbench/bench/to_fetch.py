@@ -72,8 +72,7 @@ def _commands(fetches: Sequence[Fetch]) -> list[str]:
 
 
 def _part(what: str, part: Part, command: str) -> Fetch:
-    sizes = part.known_sizes | dict.fromkeys(part.unknown_sizes, 0.0)
-    return Fetch(f"{what} from {part.repository}", sizes, part.licence, command)
+    return Fetch(f"{what} from {part.repository}", part.known_sizes, part.licence, command)
 
 
 def _of_model(cfg: Mapping[str, Any]) -> Iterator[Fetch]:

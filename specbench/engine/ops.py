@@ -64,13 +64,6 @@ def silu(x: Tensor) -> Tensor:
     return torch.exp(-x).add_(1).reciprocal_().mul_(x)
 
 
-def sigmoid(x: Tensor) -> Tensor:
-    """The logistic function; like `silu` independent of the index."""
-    if x.device.type != "cpu" or torch.is_grad_enabled():
-        return torch.sigmoid(x)
-    return torch.exp(-x).add_(1).reciprocal_()
-
-
 def gelu(x: Tensor) -> Tensor:
     """The exact GELU; like `silu` independent of the index."""
     if x.device.type != "cpu" or torch.is_grad_enabled():

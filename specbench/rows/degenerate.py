@@ -190,12 +190,6 @@ def of_records(records: Sequence[Record]) -> list[Finding]:
     return findings([ImageFacts.from_record(record) for record in records])
 
 
-def column(records: Sequence[Record], wrong: Sequence[Finding]) -> int | None:
-    """The column `degenerate_images` of these records; None for older records, which were not checked."""
-    known = any(record.contrast is not None or record.distinct is not None for record in records)
-    return count(wrong) if known else None
-
-
 def count(wrong: Sequence[Finding]) -> int:
     """The number of degenerate images."""
     return len(frozenset[int]().union(*(finding.images for finding in wrong if finding.degenerate)))

@@ -62,13 +62,10 @@ class Part:
 
     @property
     def known_sizes(self) -> dict[str, float]:
-        """Bytes of the files whose size is known without a request."""
-        return {**{name: in_bytes(text) for name, text in self.listed.items()}, **self.sizes}
-
-    @property
-    def unknown_sizes(self) -> list[str]:
-        """The patterns of `files` for which no size is known."""
-        return [p for p in self.files if not any(fnmatch.filter(self.known_sizes, part) for part in p.split("|"))]
+        """Bytes of the files, as far as they are known without a request; 0 for other patterns of `files`."""
+        sizes: dict[str, float] = {**{name: in_bytes(text) for name, text in self.listed.items()}, **self.sizes}
+        unknown = [p for p in self.files if not any(fnmatch.filter(sizes, part) for part in p.split("|"))]
+        return sizes | dict.fromkeys(unknown, 0.0)
 
     @property
     def pinned(self) -> bool:
