@@ -12,7 +12,6 @@ import pytest
 import torch
 from interpreter import patch_language_once
 
-os.environ.setdefault("SPECBENCH_STORE", "none")  # runs of tests add no row to the store of the checkout
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton
 if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):

@@ -114,7 +114,7 @@ def test_the_death_of_a_process_costs_one_sentence(monkeypatch: pytest.MonkeyPat
     """With `fork`, which starts faster than `spawn`."""
     monkeypatch.setattr(processes, "get_context", lambda method: multiprocessing.get_context("fork"))
     job = audit.Measurement({}, cast(Any, Deadly()), 1000, 0, 0.05)
-    with pytest.raises(RunError, match=r"a process of the audit died, .* use audit\.workers=1"):
+    with pytest.raises(RunError, match=r"audit\.workers"):
         list(audit.measured([job, job], 2, lambda count: None))
 
 
@@ -267,16 +267,14 @@ MISTAKES = [
     (["audit.model=v3t5", "audit.tables=a.npz"], "name two different models"),
     (
         ["method=cspd", "audit.model=v9"],
-        "unknown audit.model 'v9' (choose from: d1t4, d1t5, d2t3, d2t4, nextstep_tiny)",
+        "unknown audit.model 'v9' (choose from: d1t4, d1t5, d2t3, d2t4)",
     ),
     (["--all", "audit.model=v9"], "(choose from: chameleon_tiny, d1t4, d1t5, d2t3, d2t4, emu3_tiny,"),
     (
         ["method=sjd", "audit.model=d1t4"],
         "use audit.model=v2t10, v3t5, v4t8, v8t4, m4t24, m64t8, llamagen_tiny, chameleon_tiny, emu3_tiny",
     ),
-    (["method=cspd_paper", "audit.model=nextstep_tiny"], "this one is causal: use verify=causal"),
-    (["method=cspd", "tries=2", "audit.model=nextstep_tiny"], "this one is causal: use tries=1"),
-    (["method=cspd", "audit.model=v3t5"], "use audit.model=d1t4, d1t5, d2t3, d2t4, nextstep_tiny"),
+    (["method=cspd", "audit.model=v3t5"], "use audit.model=d1t4, d1t5, d2t3, d2t4"),
     (["method=cspd", "rule=exact"], "drafter cspd and rule exact do not go together"),
     (["method=sjd", "rule=density"], "drafter sjd and rule density do not go together"),
     (["method=cspd", "temperature=0"], "temperature=0 leaves no densities to compare"),

@@ -29,7 +29,6 @@ from specbench.decoding.batch import finished
 from specbench.decoding.drafters.dynamic import Eagle2
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.drafters.spatial import Spatial
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import DecoderConfig, Decoding
 from specbench.decoding.rules import exact
@@ -152,8 +151,6 @@ def test_floors_are_what_the_shapes_say() -> None:
     eagle = Eagle(tiny.eagle(target), chain_paths(4))
     first = block - dim  # EAGLE's layer has no first norm
     assert floor.of_drafts(eagle, target) == 4 * 4 * (2 * dim * dim + dim + first + vocab * dim)
-    spatial = Spatial(tiny.spatial(target), 8, 2, 1, 1)  # two heads to the right and one below
-    assert floor.of_drafts(spatial, target) == 4 * (3 * (2 * dim * dim + dim + 3 * dim * (dim // 4)) + vocab * dim)
     assert floor.of_drafts(NoDraft(), target) == floor.of_drafts(Window(4), target) == 0
 
 
@@ -281,8 +278,7 @@ def test_passes_by_number_of_nodes_are_recorded_as_steps_are(call: Call, recorde
     assert list(json.loads(other["by_nodes"])) == ["1", "2", "5"]
 
 
-def test_rows_of_older_versions_stay_readable() -> None:
-    """The committed rows do not have the newest columns."""
+def test_committed_rows_are_readable() -> None:
     files = sorted((Path(__file__).parents[1] / "results" / "bench").glob("*.csv"))
     rows = [row for file in files for row in ROWS.read(file)]
     assert rows
@@ -390,25 +386,25 @@ def test_vectors_are_timed_with_their_diffusion_steps(call: Call) -> None:
     assert read["bfloat16"] == pytest.approx(read["float32"] / 2)
 
 
-def test_bad_words_cost_one_sentence(call: Call, tmp_path: Path) -> None:
+def test_bad_words_are_short_errors(call: Call, tmp_path: Path) -> None:
     (tmp_path / "foreign.csv").write_text("mine\n1\n")
-    for words, message in (
-        (("n=4",), "'n' belongs to specbench run"),
-        (("bench.step=4",), "unknown parameter 'bench.step'"),
-        (("bench.nodes=0",), "bench.nodes must be a list of rising integers of at least 1"),
-        (("forced_accept=much",), "forced_accept must be a number of at least 1"),
-        (("method=sd", "window=3", "forced_accept=4.5"), "forced_accept=4.5 is more than the 4 tokens"),
-        (("bench.context=3",), "bench.context=3 is outside the image: its tokens have the positions"),
+    for words, name in (
+        (("n=4",), "'n'"),
+        (("bench.step=4",), "bench.step"),
+        (("bench.nodes=0",), "bench.nodes"),
+        (("forced_accept=much",), "forced_accept"),
+        (("method=sd", "window=3", "forced_accept=4.5"), "forced_accept=4.5"),
+        (("bench.context=3",), "bench.context=3"),
         (("window=3,4",), "-m"),
-        (("model=mar_b", "method=cspd", "forced_accept=2"), "forced_accept= needs discrete tokens"),
-        (("out=foreign.csv",), "foreign.csv is not a file of benchmarks (it has a column mine)"),
+        (("model=mar_b", "method=cspd", "forced_accept=2"), "forced_accept="),
+        (("out=foreign.csv",), "foreign.csv"),
     ):
         names = {word.split("=")[0] for word in words}
         start = [word for word in SMALL if word.split("=")[0] not in names]
         method = [] if "method" in names or "window=3,4" not in words else ["method=sjd"]
         code, out, err = call("bench", *start, *method, *words)
         assert (code, out) == (2, ""), words
-        assert message in err
+        assert name in err
         assert err.count("\n") == 1, words
 
 
@@ -480,7 +476,7 @@ def test_tiles_are_tuned_for_the_passes_of_a_method() -> None:
     kernels = SimpleNamespace(tune=lambda *arguments: tuned.append(arguments))
     drafter, target = (
         SimpleNamespace(shape=DraftShape(build(parse(TREE)))),
-        SimpleNamespace(layers=["a block"], width=9, order=None),
+        SimpleNamespace(layers=["a block"], width=9),
     )
     arguments: Any = SimpleNamespace(
         engine=SimpleNamespace(kernels=kernels),

@@ -25,13 +25,10 @@ from specbench.decoding.rules.thresholds import Typical
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify import TokenWise, Verification
 from specbench.decoding.verify.block import BlockVerification
-from specbench.decoding.verify.selected import Selected
 from specbench.decoding.verify.traversal import Traversal
-from specbench.engine.graph import BlockCall, Graphs, call_block, compiling
-from specbench.models.flow import FlowSampler
+from specbench.engine.graph import Graphs
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided
-from specbench.models.nextstep import NextStep, NextStepConfig, NextStepTarget
 from specbench.models.unified import Prompts, Unified, UnifiedConfig, image_tokens
 
 pytest.importorskip("triton")
@@ -70,13 +67,6 @@ def unified() -> tuple[Any, Any]:
     valid = torch.tensor([[False, True, True], [True, True, True]])
     ids = torch.zeros(2, 3, dtype=torch.int64)
     return Unified(UnifiedConfig(32, 1, 2, 2, 48, 8, qk_norm=2), image), Prompts(ids, valid, ids, valid)
-
-
-def traced_before(lint: Lint) -> BlockCall:
-    """Blocks that `torch.compile` traces as a whole, in the round before a recording. It cannot trace under a lint:
-    then they run operation by operation."""
-    traced = torch.compile(call_block, backend="eager", fullgraph=True, dynamic=False)
-    return lambda *arguments: (call_block if lint.on else traced)(*arguments)
 
 
 class Case:
@@ -120,8 +110,7 @@ class Case:
             if self.engine == "eager":
                 lint.record({"a step": decoding.step, "its statistics": decoding.record_stats}, decoding.state.device)
             else:
-                compiled = compiling(lint.record, lambda: traced_before(lint))
-                Graphs(compiled if self.engine == "compiled" else lint.record, kernels).begin(decoding)
+                Graphs(lint.record, kernels).begin(decoding)
         assert lint.operations > 30 or lint.faults
         return lint.faults
 
@@ -138,22 +127,14 @@ class Case:
 #: sampled or deterministic, one tree or one a row, levels of one candidate and of several, and several chains a row.
 #: Every other drafter's are as one of these: chain's as sjd's, tree's as sjd_pac's, vvs's and medusa's as eagle2's, and
 #: dflash's like chain's and medusa's.
-KINDS = ("sjd", "jacobi", "sjd_pac", "eagle2", "pjd")
+KINDS = ("sjd", "jacobi", "sjd_pac", "eagle2", "rows")
 
 
-#: Drafters with whose passes blocks are compiled: of the target alone, of a head, and of a window.
-COMPILED = ("none", "tree", "sjd")
-
-
-@pytest.mark.parametrize(
-    ("name", "engine"),
-    [*itertools.product(test_engine.DRAFTERS, ("graph", "triton")), *((name, "compiled") for name in COMPILED)],
-)
+@pytest.mark.parametrize(("name", "engine"), itertools.product(test_engine.DRAFTERS, ("graph", "triton")))
 def test_a_step_can_be_recorded(name: str, engine: str) -> None:
     """All drafters with the exact rule; drafts of each kind with every rule that the engine's kernels know, or with
-    every rule on plain tensors. (engine=compiled verifies as engine=graph does.)"""
-    others = name in KINDS and engine != "compiled"
-    rules = {rule: make() for rule, make in test_engine.RULES.items() if rule != "exact" and others}
+    every rule on plain tensors."""
+    rules = {rule: make() for rule, make in test_engine.RULES.items() if rule != "exact" and name in KINDS}
     with Case(name, engine) as case:
         reads = {"exact": case.lint(exact())}
         for rule, built in rules.items():
@@ -183,13 +164,10 @@ def test_every_rule_sees_every_kind_of_draft() -> None:
         ("chain", BlockVerification(), "triton"),
         ("eagle2", Traversal(), "graph"),
         ("tree", Traversal(), "triton"),
-        ("tree", Selected(), "graph"),
-        ("tree", Selected(), "triton"),
     ],
 )
 def test_a_step_of_other_verification_can_be_recorded(name: str, way: Verification, engine: str) -> None:
     with Case(name, engine) as case:
-        case.drafter.replacement = way.name == "selected"
         assert not case.lint(exact(), way=way)
 
 
@@ -265,27 +243,6 @@ def test_a_pass_of_continuous_tokens_leaves_the_host_alone(name: str) -> None:
         target, drafter = (Guided(moved(MAR(small).eval()), 2.0) for _ in range(2))
         labels, rng = torch.arange(3, device="cuda"), RandomStreams([(0, i) for i in range(3)], "cuda")
         images = ContinuousDecoding(target, drafter, rule, labels, rng, engine=Graphs(Lint().record))
-        lint.record({"a pass": lambda: test_continuous.go_on(images)}, images.device)
-    assert lint.operations > 50
-    assert not lint.faults
-
-
-@pytest.mark.parametrize("name", ["exact", "continue", "vanilla"])
-def test_a_pass_of_a_causal_model_leaves_the_host_alone(name: str) -> None:
-    rule = test_continuous.RULES[name]
-    small = NextStepConfig(32, 1, 2, 1, 32, 8, side=3, token_dim=5, head_width=32, head_depth=1)
-    lint = Lint()
-    with fake_cuda():
-        model = NextStep(small)
-        models = (NextStepTarget(moved(model.eval()), FlowSampler(2), 2.0) for _ in range(2))
-        ids, valid = (
-            torch.zeros(3, 4, dtype=torch.int64, device="cuda"),
-            torch.ones(3, 4, dtype=torch.bool, device="cuda"),
-        )
-        prompts, rng = Prompts(ids, valid, ids, valid), RandomStreams([(0, i) for i in range(3)], "cuda")
-        rule = replace(rule, prefill=0.1 if rule.gamma else 0.0)
-        images = ContinuousDecoding(*models, rule, prompts, rng, engine=Graphs(Lint().record))
-        images.num_committed -= 1  # vanilla decoding is complete by now
         lint.record({"a pass": lambda: test_continuous.go_on(images)}, images.device)
     assert lint.operations > 50
     assert not lint.faults

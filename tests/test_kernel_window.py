@@ -12,19 +12,16 @@ import tiny
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafters.pjd import _INIT, ParallelJacobi
 from specbench.decoding.drafters.positions import COUPLINGS, INITS
 from specbench.decoding.drafters.window import Window, WindowState
 from specbench.decoding.loop import StepResult
-from specbench.decoding.rng import TAGS
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import Tree
 from specbench.decoding.verify import Draft, VerificationResult
 
 pytest.importorskip("triton")
-from gpu_checks.parity import poisoned
 
-from specbench.engine.kernels import FusedKernels, window
+from specbench.engine.kernels import FusedKernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS, SIDE, LENGTH, STEPS = 3, 3, 9, 3
@@ -149,27 +146,3 @@ def test_released_codes() -> None:
 
 def test_a_vocabulary_of_several_blocks() -> None:
     compare(Window(4, "horizontal_sample", coupling="maximal", width=2, depth=2), Grid(4099, 4000, grammar=False))
-
-
-@pytest.mark.parametrize("grammar", [False, True])
-def test_windows_of_parallel_rows(grammar: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only positions that the last step did not draw begin new: all of a window, some or none."""
-    monkeypatch.setattr(window, "_BLOCK", 8)
-    drafter, grid = ParallelJacobi(4, 1), Grid(21, 19, grammar)
-    keys = torch.tensor([[3, 4, 5, 6]], device=DEVICE) + torch.tensor([[0], [40], [80]], device=DEVICE)
-    results = []
-    for fused in (False, True):
-        state = drafter.open(grid, None, Sampling(), tiny.rng(ROWS, 3, DEVICE))
-        fronts = state.known.shape[1]
-        state.known.copy_((torch.arange(ROWS * fronts, device=DEVICE) % 5).view(ROWS, fronts))
-        state.tokens.fill_(7)
-        at: Any = SimpleNamespace(position=torch.arange(ROWS * fronts, device=DEVICE).view(ROWS, fronts) % LENGTH - 1)
-        with torch.inference_mode(), poisoned():
-            if fused:
-                FusedKernels().begin_windows(state, at.position, keys[:, :fronts], TAGS, _INIT)
-            else:
-                drafter._initialise(state, at, keys[:, :fronts].flatten())
-        results.append((state.tokens, state.probs))
-    assert torch.equal(results[0][0], results[1][0])
-    torch.testing.assert_close(results[0][1], results[1][1], rtol=0, atol=0)
-    assert (results[0][0] != 7).any()

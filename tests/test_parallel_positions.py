@@ -14,7 +14,6 @@ from specbench.audit.tabular import TabularTarget, codes, random_tables, sequenc
 from specbench.config import configuration, registry
 from specbench.decoding import rules
 from specbench.decoding.drafters.none import NoDraft, ZipAR
-from specbench.decoding.drafters.pjd import ParallelJacobi
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.parallel_positions import rows_at_once
 from specbench.decoding.planned import PlannedRows
@@ -72,9 +71,6 @@ def test_the_presets_have_the_published_windows() -> None:
     assert presets["llamagen_xl_512", "released"] == (8, "alone", "zero")
     assert presets["lumina_mgpt", "printed"] == presets["lumina_mgpt", "released"] == (16, "overlap", "masked")
     assert presets["emu3", "released"] == (8, "overlap", "masked")
-    for model, t_ctx in (("llamagen_xl", 6), ("lumina_mgpt", 16)):  # PJD begins a row as printed
-        cfg = configuration.compose([f"model={model}", "method=pjd"])
-        assert (cfg["window"], cfg["t_ctx"]) == (16, t_ctx)
 
 
 @pytest.mark.parametrize(("family", "missing"), [("grouped", "masked"), ("lumina", "masked"), ("grouped", "zero")])
@@ -212,18 +208,18 @@ def test_tables_count_missing_tokens_as_token_0() -> None:
     assert tiny.fit(numbers, sequence_probs(tables)) < 1e-6
 
 
-def test_rows_under_jacobi_on_two_rows_of_two_tokens() -> None:
-    """Windows of 1; the second row begins after one token. The first row is exact because it is the topmost: a rejected
-    draft is replaced from the residual. The second row's first draft c is uniform. It is verified together with the
-    first row's second token, given a placeholder for that one: kept with min(1, 2 s), where s is p[2] after (a, a). If
-    it is not kept, the row is topmost in the next pass, and c and the last token are exact."""
+def test_drafts_in_two_rows_of_two_tokens() -> None:
+    """Drafts of 1; the second row begins after one token. The first row is exact because it is the topmost: a rejected
+    draft is replaced from the residual. The second row's first draft c is a random code. It is verified together with
+    the first row's second token, given a placeholder for that one: kept with probability s, which is p[2] after (a, a).
+    If it is not kept, the row is topmost in the next pass, and c and the last token are exact."""
     tables = random_tables(2, 4, 3, 2.0)
     p, count = [table.double() for table in tables], 4000
-    out = decode_images(TabularTarget(tables), ParallelJacobi(1, 1), None, count, Sampling())
+    out = decode_images(TabularTarget(tables), tiny.Rows(1, 1), None, count, Sampling())
     probs = torch.zeros(16, dtype=torch.float64)
     for number in range(16):
         a, b, c, d = (number >> shift & 1 for shift in (3, 2, 1, 0))
-        keep_mass = p[2][2 * a + a].clamp_max(0.5)
+        keep_mass = p[2][2 * a + a] / 2
         third = keep_mass[c] + (1 - keep_mass.sum()) * p[2][2 * a + b, c]
         probs[number] = p[0][0, a] * p[1][a, b] * third * p[3][4 * a + 2 * b + c, d]
     assert float(probs.sum()) == pytest.approx(1)
@@ -233,33 +229,19 @@ def test_rows_under_jacobi_on_two_rows_of_two_tokens() -> None:
     assert set(out.steps.tolist()) == {3, 4}
 
 
-def test_a_row_under_jacobi_redraws_what_it_does_not_accept() -> None:
-    """One row of two tokens, windows of 2. If the first draft is rejected, the second token is exact. If it is kept and
-    the second is not, the second is drawn from p and kept in the next pass: min(q, p) + (1 - sum min(q, p)) p."""
-    tables = random_tables(2, 2, 5, 2.0)
-    p, count = [table.double() for table in tables], 20000
-    out = decode_images(TabularTarget(tables), ParallelJacobi(2, 9), None, count, Sampling())
-    keep_mass = p[1].clamp_max(0.5)
-    redrawn = keep_mass + (1 - keep_mass.sum(1, keepdim=True)) * p[1]
-    first = p[0][0].clamp_max(0.5)  # the first draft is kept
-    probs = first[:, None] * redrawn + (p[0][0] - first)[:, None] * p[1]
-    assert tiny.fit(codes(out.tokens, 2), probs.flatten()) > 1e-4
-    assert tiny.fit(codes(out.tokens, 2), sequence_probs(tables)) < 1e-6
-
-
 @torch.inference_mode()
 @pytest.mark.parametrize("family", ["grouped", "emu3"])
 def test_one_row_at_a_time_sees_everything_before_it(family: str) -> None:
-    """Windows that are written repeatedly, against a pass without a cache. An image never gets more tokens than fit,
+    """Drafts that are written repeatedly, against a pass without a cache. An image never gets more tokens than fit,
     even in its short last row."""
     model, conditioning = test_targets.target(family, SIDE), test_targets.prompts(family, [0, 2])
-    out = decode_images(model, ParallelJacobi(2, model.width), conditioning)
+    out = decode_images(model, tiny.Rows(2, model.width), conditioning)
     for row, prompt in enumerate((0, 2)):
         expected = without_a_cache(family, model, out.tokens[row], prompt, model.width, True)
         torch.testing.assert_close(out.trace.log_prob[row], expected, atol=3e-4, rtol=3e-4)
-    several = decode_images(model, ParallelJacobi(2, 1), conditioning)
-    assert several.steps.max() <= out.steps.min()
+    several = decode_images(model, tiny.Rows(2, 1), conditioning)
     for result in (out, several):
+        assert (result.steps <= model.length).all()  # the topmost row gains a token in every pass
         assert (result.accepted <= result.drafted).all()
         assert (result.accepted <= model.length).all()
     # The agreement of a step is a share of its rows, not whether any of them agrees.
@@ -268,7 +250,7 @@ def test_one_row_at_a_time_sees_everything_before_it(family: str) -> None:
     assert set(out.trace.top1.unique().tolist()) == {0, 1}  # one row at a time
 
 
-class Recording(ParallelJacobi):
+class Recording(tiny.Rows):
     """Records the outcome of every step."""
 
     def open(self, *args: Any) -> Any:

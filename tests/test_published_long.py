@@ -24,7 +24,6 @@ CASES: list[tuple[str, str, list[str]]] = [
     ("gsd_table2", "GSD", ["Table 2"]),
     ("scd_table1", "SCD", ["main table"]),
     ("zipar_table1", "ZipAR", ["main tables"]),
-    ("pjd_table1", "PJD", ["Table 1"]),
     ("vvs_table1", "VVS", ["Table 1"]),
     ("sjdsv_table1", "SJD-SV", ["main and ablations", "main", "other models"]),
     ("entropy_table1", "Entropy-aware decoding", ["Table 1"]),

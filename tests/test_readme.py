@@ -59,8 +59,7 @@ NOT_RUN = {
     "pytest -m gpu": "needs a GPU",
     'eval "$(specbench -sc install=bash)"': "changes the shell; test_cli has it",
     "uv pip install": NETWORK,
-    "python scripts/check_submission.py": "test_submission",
-    "python tools/rounds.py": "test_rounds",
+    ".venv/bin/python tools/rounds.py": "decodes for minutes; test_rounds",
     "specbench fetch": NETWORK,
     "specbench reference": WEIGHTS,
     "specbench train": WEIGHTS,
@@ -75,25 +74,17 @@ NOT_RUN = {
     "specbench run -m --dry-run model=lumina_mgpt": "takes seconds for its shapes; test_dry_run",
     "specbench run --dry-run": "the same",
     "specbench tables coolsd_table1 --model llamagen_xl --dry-run": "the same",
-    "specbench show": "needs rows of a reader's own; test_store has some",
+    "specbench show": "needs rows of a reader's own; test_sources has some",
     "specbench collect": "the same",
     "specbench tables verification_gain": "decodes for an hour",
     "specbench tables coolsd_table1 --model": WEIGHTS,
-    "vllm serve": "needs a GPU",
     "python docs/optuna_example.py": "needs Optuna, and decodes for an hour",
     "specbench run method=cool_sd delta=1.1 n=16 log=tensorboard": "needs TensorBoard; test_trackers has a stub",
     "specbench run -m method=cool_sd delta=1.1,2 log=wandb": "needs Weights & Biases",
-    "specbench push drafters/llamagen_xl/eagle": "needs a hub; test_push has one",
-    "sglang serve": "needs a GPU",
-    "specbench run engine=http url=": "needs a server; test_served has one",
-    "specbench run engine=vllm_omni url=": "the same; test_server_kinds",
-    "specbench run engine=sglang_ar url=": "the same",
-    "specbench run -m engine=vllm_omni url=": "the same",
     "specbench run model=mar_scenes method=cspd gamma=2 drafter.weights=": "needs a trained drafter",
     "scripts/smoke.sh": "installs gigabytes",
     "scripts/second_triton.sh": NETWORK,
     "scripts/gpu_wheels.sh": NETWORK,
-    "scripts/gpu_cache.py": NETWORK,
 }
 
 
@@ -214,17 +205,15 @@ def _check(line: str) -> None:
             "suite": lambda: tables._read(rest[0], [argument for argument in rest[1:] if "=" in argument]),
             "show": lambda: [selection.condition(a) for a in sub_commands.find("show").read(rest)["--where"] or ()],
             **dict.fromkeys(("status", "resume"), lambda: None),
-            **dict.fromkeys(("reference", "push", "report", "collect"), lambda: sub_commands.find(command).read(rest)),
+            **dict.fromkeys(("reference", "report", "collect"), lambda: sub_commands.find(command).read(rest)),
         }
         check[command]()
     elif tool == "pytest":
         markers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]
         assert arguments[0] == "-m"
         assert arguments[1] in [marker.partition(":")[0] for marker in markers]
-    elif tool in ("vllm", "sglang"):
-        assert arguments[0] == "serve"
     elif tool not in ("eval", "git"):
-        assert (ROOT / (arguments[0] if tool == "python" else tool)).is_file()
+        assert (ROOT / (arguments[0] if tool.endswith("python") else tool)).is_file()
 
 
 def _listed(ids: list[str]) -> None:
@@ -243,41 +232,6 @@ def test_a_command_that_does_not_run_here_is_well_formed(reader: Path) -> None:
 
 def test_commands_that_are_not_run_still_exist() -> None:
     assert [start for start in NOT_RUN if not any(line.startswith(start) for _, line in ALL)] == []
-
-
-def test_the_commands_of_claims_have_rows_and_are_well_formed(reader: Path) -> None:
-    """They are in code, not in blocks, because they decode for hours where rows are missing."""
-    named = set(re.findall(r"`((?:specbench|scripts/|tools/)[^`]* [^`]*)`", (ROOT / "docs/claims.md").read_text()))
-    assert len(named) > 40
-    for line in sorted(named - {"specbench tables --list"}):
-        tool, command, *arguments = shlex.split(line)
-        if command == "audit":
-            plan.planned(arguments)
-        elif command == "tables":
-            assert set(arguments) <= {*TABLES, "--model", "llamagen_textures"}
-            assert not _missing_tables(line), line
-        else:
-            assert (ROOT / tool).is_file()
-
-
-def test_fenced_commands_are_in_documents_whose_tests_run_them() -> None:
-    kinds = {path.name: set(re.findall(r"^```(\w*)$", path.read_text(), re.MULTILINE)) - {""} for path in FILES}
-    assert kinds.pop("contributing.md") == {"python", "yaml", "sh"}  # test_docs
-    assert kinds.pop("plugins.md") == {"python", "yaml", "sh", "text", "toml"}  # test_plugins
-    assert kinds.pop("api.md") == {"python"}  # test_api
-    assert kinds.pop("reproduce.md") == {"sh"}  # test_dry_run
-    assert kinds.pop("gpu.md") == {"sh"}  # test_check_gpu
-    assert kinds.pop("results.md") == {"python"}
-    assert kinds.pop("suites.md") == {"yaml"}  # read above
-    assert set().union(*kinds.values()) == set()
-
-
-def test_rows_are_read_in_python_as_the_document_shows(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(ROOT)
-    exec(re.findall(r"```python\n(.*?)```", (ROOT / "docs/results.md").read_text(), re.DOTALL)[0], {})
-    assert "cool_sd" in capsys.readouterr().out
 
 
 def table(path: Path, head: str) -> list[list[str]]:
@@ -311,7 +265,7 @@ def test_every_preset_is_in_the_list_of_the_field() -> None:
     assert {len(row) for row in rows} == {4}
     assert all(row[2] or row[3] for row in rows)  # a method without a preset has a reason
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row[2])}
-    assert named | {"vanilla"} == set(parameters.choices("method"))  # vanilla: for models with their own order
+    assert named | {"vanilla"} == set(parameters.choices("method"))
 
 
 def test_every_variant_is_in_its_table() -> None:
@@ -374,7 +328,3 @@ def test_exact_variants_are_lossless_and_the_biased_releases_are_not() -> None:
     refuted = {(row["method"], row["variant"]) for row in rows if row["verdict"] == "not lossless"}
     assert {("scd", "released"), ("sjd_pac", "released"), ("gsd", "released")} <= refuted
     assert not {(row["method"], row["variant"]) for row in rows if row["variant"] == "exact"} & refuted
-
-
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 250

@@ -1,4 +1,4 @@
-"""`scripts/rehearse.py` with reduced networks: the files, the servers, the measurement and the budgets."""
+"""`scripts/rehearse.py` with reduced networks: the files, the measurement and the budgets."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ import math
 import os
 import sys
 from pathlib import Path
-from urllib.request import Request, urlopen
 
 import pytest
 import rehearse
 import torch
 from reference import manifest, needs_reference
-from rehearsal import command, files, formats, hub, processes
-from rehearsal.processes import Measured
+from rehearsal import command, files, formats
+from rehearse import Measured
 
 from specbench.config import configuration, registry
 from specbench.models.loading import official
 from specbench.rows.csv_files import read_rows
 
 
-def in_process(work: Path, root: str) -> rehearse.Runner:
+def in_process(_: Path, scale: str) -> rehearse.Runner:
     """Runs stages as calls in this process: a new process needs seconds to import torch."""
 
     def run(stage: rehearse.Stage, log: Path) -> Measured:
         with log.open("w") as f, contextlib.redirect_stdout(f), contextlib.redirect_stderr(f):
-            code = command.main([str(work / "replaced.json"), *stage.arguments])
+            code = command.main([scale, *stage.arguments])
         return Measured(code, 1.0, 10**9, 2 * 10**9)
 
     return run
@@ -35,33 +34,18 @@ def in_process(work: Path, root: str) -> rehearse.Runner:
 def test_a_small_rehearsal_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Weights are fetched with the hub's protocol, loaded, decoded, scored and drawn, with the commands of the
-    documentation only."""
+    """Weights are loaded, decoded, scored and drawn, with the commands of the documentation only."""
     work, out = tmp_path / "work", tmp_path / "rows.csv"
     work.mkdir()
     monkeypatch.chdir(work)
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    for name, folder in (("SPECBENCH_HOME", "home"), ("HF_HOME", "hf"), ("HOME", "")):
-        monkeypatch.setenv(name, str(work / folder))
-
-    def runner(folder: Path, root: str) -> rehearse.Runner:
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", root)
-        url = f"{root}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", url)
-        return in_process(folder, root)
-
-    arguments = ["llamagen_xl", "--scale=small", f"--work={work}", "--keep", f"--out={out}"]
+    monkeypatch.setenv("SPECBENCH_HOME", str(work / "home"))
     published = dict(registry.evaluators())
-    code = rehearse.main(arguments, runner)
+    code = rehearse.main(["llamagen_xl", "--scale=small", f"--work={work}", f"--out={out}"], in_process)
     assert code == 0, capsys.readouterr().out
     assert published == registry.evaluators()  # the checksums are restored
     rows = rehearse.ROWS.read(out)
-    assert [row["stage"] for row in rows] == [stage.name for stage in rehearse.stages("llamagen_xl", True)]
+    assert [row["stage"] for row in rows] == ["load", "run", "evaluate", "tables"]
     assert {(row["ok"], row["scale"], row["anonymous_gb"]) for row in rows} == {("true", "small", "1.00")}
-    [loaded] = [row["networks_gb"] for row in rows if row["networks_gb"]]
-    assert loaded == "0.01"  # nearly all of it is the pixel tokenizer
-    assert rehearse.main([*arguments, "--stages=tables"], runner) == 0
-    assert [row["stage"] for row in rehearse.ROWS.read(out)[len(rows) :]] == ["tables"]
     [row] = read_rows(work / "first/row.csv")
     assert row["weights"].startswith("official:")
     assert all(math.isfinite(row[column]) for column in ("clip_score", "image_reward", "hpsv2"))
@@ -71,7 +55,7 @@ def test_a_small_rehearsal_passes(
 _NETWORKS = {"eagle": "eagle", "draft": "draft_model"}
 
 
-@pytest.mark.parametrize("model", ["anole", "janus_pro_7b", "emu3", "emu35_image", "glm_image", "llamagen_3b"])
+@pytest.mark.parametrize("model", ["anole", "janus_pro_7b", "lumina_mgpt2", "emu3", "llamagen_3b"])
 def test_generated_files_are_read_and_draw(model: str, tmp_path: Path) -> None:
     """For each family: its own loader reads the files, and the distribution of a token is not flat."""
     for part, build in files.of_model(model, True).items():
@@ -106,21 +90,20 @@ def test_generated_files_are_read_and_draw(model: str, tmp_path: Path) -> None:
 def test_tensors_have_the_names_and_shapes_of_the_published_ones(
     model: str, part: str, facts: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    made: dict[str, formats.Entry] = {}
-    for name in ("write_pickled", "write_safetensors", "write_shards"):
-        monkeypatch.setattr(files, name, lambda path, entries, *more: made.update(entries))
+    made: formats.Shapes = {}
+    for name in ("write", "write_shards"):
+        monkeypatch.setattr(files, name, lambda path, shapes, *more, **others: made.update(shapes))
     files.of_model(model, False)[part](tmp_path)
     _, source = manifest(facts)
-    surplus = {name for name in made if name.endswith(".rest")}
-    for name in set(made) - surplus:
-        assert (made[name].shape, made[name].dtype) == (source.tensors[name].shape, source.tensors[name].dtype), name
+    for name in (name for name in made if not name.endswith(".rest")):
+        published = source.tensors[name]
+        assert (tuple(made[name].shape), made[name].dtype) == (published.shape, published.dtype), name
     whole = sum(i.dtype.itemsize * math.prod(i.shape) for i in source.tensors.values())
-    assert sum(e.bytes for e in made.values()) == pytest.approx(whole, rel=0.02)
+    assert sum(tensor.nbytes for tensor in made.values()) == pytest.approx(whole, rel=0.02)
 
 
 def test_a_stage_outside_of_its_budget_fails(tmp_path: Path) -> None:
-    log = tmp_path / "run.log"
-    log.write_text("printed text")
+    (tmp_path / "run.log").write_text("printed text")
     stage = rehearse.Stage("run", ("run", "a b"), 2, 10)
     for measured, ok in (
         (Measured(0, 5.0, 10**9, 10**10), "true"),  # mapped files may be larger than the budget
@@ -131,20 +114,12 @@ def test_a_stage_outside_of_its_budget_fails(tmp_path: Path) -> None:
         rows = rehearse.rehearse([stage, stage], lambda *_, measured=measured: measured, tmp_path, {"model": "m"}, None)
         assert [row["ok"] for row in rows] == [ok] * (1 if measured.code else 2), measured
         assert rows[0]["command"] == "specbench run 'a b'"
-    log.rename(tmp_path / "load.log").write_text("asking\nloaded 4000000000 bytes of llamagen_xl\n")
+    (tmp_path / "load.log").write_text("asking\nloaded 4000000000 bytes of llamagen_xl\n")
     load = rehearse.Stage("load", ("load",), 20, 10)
     for gigabytes, ok in ((5, "true"), (8, "false")):  # two copies of the networks in memory
         measured = Measured(0, 1.0, gigabytes * 10**9, 0)
         [row] = rehearse.rehearse([load], lambda *_, measured=measured: measured, tmp_path, {}, None)
         assert (row["ok"], row["budget_gb"]) == (ok, "5.50")
-
-
-def test_stages_are_repeated_only_in_an_existing_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for more in (["--stages=run"], ["--stages=fetch data", f"--work={tmp_path}"]):
-        with pytest.raises(SystemExit) as e:
-            rehearse.main(["llamagen_xl", "--scale=small", *more])
-        assert e.value.code == 2
-        assert "--stages takes load, run, evaluate, tables" in capsys.readouterr().err
 
 
 HOLD_MEMORY = """
@@ -164,7 +139,7 @@ def test_memory_of_files_is_separated_from_a_process_s_own(tmp_path: Path) -> No
 
     def run(most: float, seconds: str) -> Measured:
         line = [sys.executable, "-S", "-c", HOLD_MEMORY, str(file), seconds]
-        return processes.run(line, tmp_path, dict(os.environ), tmp_path / "log", most, 60)
+        return rehearse.measured(line, tmp_path, dict(os.environ), tmp_path / "log", most, 60)
 
     measured = run(1e9, "0.3")
     assert measured.code == 0, (tmp_path / "log").read_text()
@@ -176,37 +151,20 @@ def test_memory_of_files_is_separated_from_a_process_s_own(tmp_path: Path) -> No
 
 
 def test_a_tensor_of_zeros_takes_no_disk_space(tmp_path: Path) -> None:
-    entries = {
-        "norm.weight": formats.entry("norm.weight", (8,), torch.bfloat16),
-        "zeros": formats.entry("zeros", (1 << 22,), torch.float32, hole=True),
-        "w": formats.entry("w", (64, 100), torch.float16),
+    shapes = {
+        "norm.weight": formats.shape(torch.bfloat16, 3),
+        "zeros": formats.shape(torch.float32, 1 << 22, 1),
+        "w": formats.shape(torch.float16, 64, 100),
     }
-    formats.write_safetensors(tmp_path / "a.safetensors", entries)
-    formats.write_pickled(tmp_path / "b.bin", entries, "model")
+    formats.write(tmp_path / "a.safetensors", shapes, holes="zeros")
+    formats.write(tmp_path / "b.bin", shapes, "model", "zeros")
     for name in ("a.safetensors", "b.bin"):
         path = tmp_path / name
         assert path.stat().st_size > 1 << 24
         assert path.stat().st_blocks * 512 < 1 << 20
-        source = official.open_source(path, ("model",))
-        weights = dict(source.read(entries))
-        assert {n: (t.shape, t.dtype) for n, t in weights.items()} == {
-            n: (e.shape, e.dtype) for n, e in entries.items()
-        }
+        weights = dict(official.open_source(path, ("model",)).read(shapes))
+        assert {n: (t.shape, t.dtype) for n, t in weights.items()} == {n: (t.shape, t.dtype) for n, t in shapes.items()}
         assert (weights["norm.weight"] == 1).all()
         assert not weights["zeros"].any()
         # unit gain: 0.1 per value; the estimate of 6,400 values is within 6 standard errors of 0.1 / sqrt(12,800)
         assert abs(float(weights["w"].float().std()) - 0.1) < 6 * 0.1 / 12800**0.5
-
-
-def test_the_end_of_a_file_is_served(tmp_path: Path) -> None:
-    """An interrupted download continues."""
-    (tmp_path / "o").mkdir()
-    content = bytes(range(256)) * 8192
-    (tmp_path / "o/m.bin").write_bytes(content)
-    served = hub.Hub()
-    served.add("o/m", tmp_path / "o")
-    with served.serving():
-        address = f"{served.root}/o/m/resolve/main/m.bin"
-        with urlopen(Request(address, headers={"Range": "bytes=2097000-"})) as answer:
-            assert (answer.status, answer.read()) == (206, content[2097000:])
-            assert answer.headers["Content-Range"] == f"bytes 2097000-{len(content) - 1}/{len(content)}"

@@ -21,7 +21,6 @@ from specbench.decoding.rules import exact
 from specbench.decoding.rules.base import at, normalise, ratio
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify import Draft, VerificationResult
-from specbench.rows.provenance import config_hash
 from specbench.rows.remarks import emitted_remarks
 
 V, SIDE, ROWS = 5, 4, 400
@@ -47,24 +46,6 @@ def test_a_variant_is_a_bundle_of_settings() -> None:
     ):
         chosen = [configuration.compose([f"method={method}", *more])[name] for more in ([], ["variant=printed"])]
         assert chosen == [default, printed]
-
-
-def test_older_rows_keep_their_hash() -> None:
-    """Rows of Cool-SD that are older than its variants."""
-    for words, other, hashed in (
-        *(("eagle1", "variant=released", "fccfe7c2c58a"), ("eagle2", "variant=released", "e77936a98b7e")),
-        *(("lantern", "variant=released", "08d46106d1ee"), ("lantern_pp", "variant=released", "1f5a2c603ac7")),
-        *(("sjd", "fresh=point", "33cd5c0d2fe2"), ("scd", "fresh=point", "8e6af5a3122c")),
-        ("sjd_pac", "fresh=point", "a989078720c6"),
-        ("gsd variant=printed rule=neighbourhood", "fresh=point", "40f5d11fcb0f"),
-        ("cool_sd", "variant=printed", "018141e88317"),
-        ("cool_sd variant=printed", "resample=optimal", "c50e83753276"),
-        ("cool_sd resample=vanilla", "resample=optimal", "c50e83753276"),
-    ):
-        args = f"method={words}".split()
-        assert config_hash(configuration.compose(args)) == hashed, words
-        changed = [word for word in args if word.split("=")[0] != other.split("=")[0]]
-        assert config_hash(configuration.compose([*changed, other])) != hashed, words
 
 
 class Session:

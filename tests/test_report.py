@@ -16,7 +16,7 @@ import pytest
 from fake_pipeline import FakePipeline
 from PIL import Image
 
-from specbench.cli import sharing
+from specbench.cli.report import report as draw
 from specbench.config import configuration
 from specbench.errors import UsageError
 from specbench.harness import run
@@ -70,7 +70,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def page(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("page") / "report.html"
-    assert sharing.report([str(results), f"runs={results / 'runs'}", "pictures=2", f"out={out}"]) == 0
+    assert draw([str(results), f"runs={results / 'runs'}", "pictures=2", f"out={out}"]) == 0
     return out
 
 
@@ -112,8 +112,8 @@ def test_the_command_of_a_row_gives_its_configuration() -> None:
 
 def test_images_can_be_kept_without_their_runs(results: Path, page: Path, tmp_path: Path) -> None:
     words, pictures = [str(results), "pictures=2"], tmp_path / "kept"
-    assert sharing.report([*words, f"runs={results / 'runs'}", f"keep={pictures}", f"out={tmp_path / 'a.html'}"]) == 0
-    assert sharing.report([*words, f"runs={pictures}", f"out={tmp_path / 'b.html'}"]) == 0
+    assert draw([*words, f"runs={results / 'runs'}", f"keep={pictures}", f"out={tmp_path / 'a.html'}"]) == 0
+    assert draw([*words, f"runs={pictures}", f"out={tmp_path / 'b.html'}"]) == 0
     assert data(tmp_path / "a.html") == data(tmp_path / "b.html") == data(page)
 
 
@@ -141,7 +141,7 @@ def test_mistakes_are_usage_errors(results: Path, tmp_path: Path) -> None:
         ([str(results / "runs/a/images")], "there are no runs in .*images"),
     ):
         with pytest.raises(UsageError, match=message):
-            sharing.report(words)
+            draw(words)
 
 
 def shown(out: str = "report.html") -> dict[str, tuple[str, int]]:
@@ -257,7 +257,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_baseline_is_a_row_with_images(compared: Path, tmp_path: Path) -> None:
     for out, words in (("a", []), ("b", ["runs=kept"])):
         with contextlib.chdir(tmp_path):
-            assert sharing.report([str(compared), "pictures=2", f"out={out}.html", *(words or ["keep=kept"])]) == 0
+            assert draw([str(compared), "pictures=2", f"out={out}.html", *(words or ["keep=kept"])]) == 0
     for name in "ab":
         content = data(tmp_path / f"{name}.html")
         assert [r["label"] for r in content["rows"]] == ["vanilla", "cool_sd", "cool_sd delta=2"]
@@ -269,7 +269,6 @@ def test_the_baseline_is_a_row_with_images(compared: Path, tmp_path: Path) -> No
         content["about"]
         == "2 runs: vanilla and cool_sd on llamagen_scenes, 3 prompts per run. The runs differ in delta."
     )
-    # the rows that are pushed
     assert [row["method"] for row in report.gather([compared], [], 0).rows] == ["cool_sd"] * 2
 
 
@@ -475,7 +474,7 @@ def other_page(browser: Any, page: Path, tmp_path: Path) -> Iterator[Any]:
         for i, (name, (n, x)) in enumerate(words.items())
     ]
     (tmp_path / "rows.csv").write_text(to_csv(rows))
-    assert sharing.report([str(tmp_path / "rows.csv"), f"out={tmp_path / 'other.html'}"]) == 0
+    assert draw([str(tmp_path / "rows.csv"), f"out={tmp_path / 'other.html'}"]) == 0
     browser.get((tmp_path / "other.html").as_uri())
     yield browser
     browser.get(page.as_uri())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ from specbench.rows import provenance
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import as_cells
 from specbench.rows.differences import differences
-from specbench.rows.journal import encode, pixel_digest, read_records, to_line
-from specbench.rows.scores import Score, ScoreJournal, ScoreLine
+from specbench.rows.journal import pixel_digest, read_records, to_line
+from specbench.rows.scores import ScoreJournal
 from specbench.storage.csv_text import csv_lines
 from specbench.tables.collect import Bench
 
@@ -207,14 +207,6 @@ def test_scores_of_other_images_do_not_count(call: Call, weights: dict[str, str]
     after, _ = start(call, "metrics=[fid,clip_b32]", "baseline=false")
     assert after["fid"] not in (None, before["fid"])
     assert after["clip_score"] is None
-
-
-def test_a_score_of_an_earlier_version_is_read(tmp_path: Path) -> None:
-    score = Score(1.0, None, "x@1", "")
-    line = ScoreLine("fid", "method", 1, "a", "b", "x@1 {}", {"fid": score}, [], "0.1", "c", "2026-01-01T00:00:00Z")
-    values = asdict(line)
-    (tmp_path / "scores.jsonl").write_bytes(encode({"basis": values.pop("fingerprint"), **values}))
-    assert ScoreJournal(tmp_path / "scores.jsonl").newest("fid", "method", "a", "b", "x@1 {}") == line
 
 
 def test_a_bad_reference_leaves_the_folder_as_it_was(call: Call, weights: dict[str, str], monkeypatch: Any) -> None:

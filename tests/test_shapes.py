@@ -88,16 +88,13 @@ def test_continuous_drafts_have_a_shape() -> None:
 def test_rows_in_parallel_have_fronts() -> None:
     """With 24 tokens per row, the next row begins when the row above has `lag` tokens."""
     tree = build([])
-    assert [
-        DraftShape(tree, lag=lag).num_chains(SimpleNamespace(width=24, order=None)) for lag in (24, 12, 8, None)
-    ] == [
+    assert [DraftShape(tree, lag=lag).num_chains(SimpleNamespace(width=24)) for lag in (24, 12, 8, None)] == [
         1,
         3,
         4,
         1,
     ]
     assert method.shape_of(configuration.compose(["method=zipar", "window=5"])).lag == 5
-    assert method.shape_of(configuration.compose(["method=pjd", "t_ctx=7"])).lag == 7
 
 
 def test_a_check_builds_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +119,7 @@ def test_a_check_builds_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {part_class.__name__ for part_class in classes}
     assert names >= {"NoDraft", "DraftModel", "Eagle", "Eagle2", "AdaptiveEagle", "VVS", "Medusa", "Window", "BuiltIn"}
     assert names >= {"DFlash"}
-    assert names >= {"ZipAR", "ParallelJacobi", "Relaxed", "Band", "Mentored", "Lantern", "Grouped", "Neighbourhood"}
+    assert names >= {"ZipAR", "Relaxed", "Band", "Mentored", "Lantern", "Grouped", "Neighbourhood"}
     for part_class in classes:
         monkeypatch.setattr(part_class, "__init__", refuse)
     monkeypatch.setattr(method, "neighbours", refuse)
@@ -164,8 +161,8 @@ def test_a_drafter_without_a_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -
     cfg = configuration.compose(["method=medusa", "weights=random", "device=cpu"])
     built = registry.find("drafter", "medusa")
     monkeypatch.delattr(medusa, "shape")
-    with pytest.raises(UsageError, match=r"medusa .*medusa\.py .*shape\(cfg\)"):
+    with pytest.raises(UsageError, match=r"medusa\.py"):
         method.check(cfg)
     monkeypatch.setattr(medusa, "build", lambda *args: vars(built(*args)).pop("shape") and object())
-    with pytest.raises(UsageError, match="medusa .*attribute shape"):
+    with pytest.raises(UsageError, match="medusa"):
         Pipeline.assemble(cfg, *load_model(cfg))

@@ -19,7 +19,6 @@ from specbench.decoding.drafters.dynamic import Eagle2
 from specbench.decoding.drafters.eagle import Eagle as EagleDrafter
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.drafters.spatial import Spatial
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams
@@ -54,8 +53,7 @@ CONFIGS = {
     "lumina": replace(BASE, qk_norm=1),  # new lines, one norm for all heads
     "swin": replace(BASE, qk_norm=1, norms="after"),
     "anole": replace(BASE, qk_norm=2),  # no new lines, a norm per head
-    # two grids and a token after them, four norms, biases, RMSNorms of heads that are wider than dim / n_head
-    "grids": replace(BASE, n_head=4, norms="both", qkv_bias=True, qk_norm="rms", head_size=12, sections=(2, 1, 2)),
+    "simplear": replace(BASE, qkv_bias=True),
     # the largest id belongs to the grammar
     "emu3": replace(BASE, n_kv_head=1, rope_base=1e6, vocab_size=emu3.FIRST_CODE),
 }
@@ -68,13 +66,10 @@ def target(family: str, side: int = SIDE, seed: int = 0) -> Language:
         return sharpened(LlamaGen(replace(cfg, block_size=side * side)))
     if family == "emu3":
         return sharpened(Unified(cfg, emu3.image(CODES, side, side)))
-    if family == "grids":
-        drawn = image_tokens(CODES, 1, side - 1 + side * side, None, [4])
-        return sharpened(Unified(cfg, replace(drawn, width=side, grids=((1, side - 1), (side, side)))))
     return sharpened(Unified(cfg, image_tokens(CODES, side, side, None if family == "anole" else 3, [4])))
 
 
-FAMILIES = ("classes", "grouped", "lumina", "swin", "anole", "emu3", "grids")
+FAMILIES = ("classes", "grouped", "lumina", "swin", "anole", "emu3", "simplear")
 
 
 def prompts(family: str, numbers: list[int]) -> ClassConditioning | Conditioning | Prompts:
@@ -155,8 +150,6 @@ DRAFTERS = {
     "sjd": lambda family, model: Window(3, init="vertical_sample"),
     "scd": lambda family, model: Window(4, init="horizontal_repeat", coupling="gumbel"),
     "sjd_pac": lambda family, model: Window(8, width=2, depth=3, coupling="maximal"),
-    "spatial": lambda family, model: Spatial(tiny.spatial(model, seed=6), model.width, 2, 1, None),
-    "spatial_rounds": lambda family, model: Spatial(tiny.spatial(model, seed=6), model.width, 2, 1, model.width),
 }
 SAMPLING = Sampling(temperature=0.9, cfg_scale=1.5)
 #: The drafters for each family. grouped and swin differ from classes and lumina only in their networks' arithmetic,

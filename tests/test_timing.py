@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import older
 from fake_pipeline import TOKENS, FakePipeline, at, execute, interrupt
 from test_summary import timed
 
@@ -19,7 +18,6 @@ from specbench.config import configuration
 from specbench.decoding.batch import synchronize
 from specbench.errors import UsageError
 from specbench.harness import run
-from specbench.harness.folder import stored
 from specbench.rows import provenance, timing
 from specbench.rows.columns import TIMED_COLUMNS
 from specbench.rows.journal import TIMINGS, Record, TimingJournal, read_records
@@ -53,14 +51,14 @@ def test_which_runs_are_timed_by_default(monkeypatch: pytest.MonkeyPatch) -> Non
     ):
         assert timing.is_timed(configuration.compose(words)) is expected, words
     for words in (("workers=2",), ("ray_address=10.0.0.1:6379",)):
-        with pytest.raises(UsageError, match="timing=true measures one process of this machine: leave workers="):
+        with pytest.raises(UsageError, match="timing=true"):
             configuration.compose(["timing=true", *words])
     monkeypatch.setattr(configuration, "_installed", lambda module: True)
     jobs = ["delta=1,2"]
     assert [timing.is_timed(job.cfg) for job in configuration.grid(jobs, True)] == [True, True]
     jobs.append("hydra/launcher=joblib")
     assert [timing.is_timed(job.cfg) for job in configuration.grid(jobs, True)] == [False, False]
-    with pytest.raises(UsageError, match="timing=true: parallel jobs would disturb each other"):
+    with pytest.raises(UsageError, match="timing=true:"):
         configuration.grid([*jobs, "timing=true"], True)
     # rows without the parameter keep their hash
     hashes = {provenance.config_hash(configuration.compose([f"timing={t}"])) for t in ("null", "true", "false")}
@@ -87,15 +85,6 @@ def test_a_folder_may_continue_without_timing_but_not_time_old_images(tmp_path: 
     row = execute(tmp_path, "timing=true", "n=8")
     assert (row["timing"], row["latency_s_mean"]) == ("false", None)
     assert "some images were decoded without timing" in row["note"]
-
-
-def test_a_folder_of_a_version_without_timing_can_be_resumed(tmp_path: Path) -> None:
-    execute(tmp_path)
-    older(tmp_path)
-    file = tmp_path / "config.yaml"
-    file.write_text(file.read_text().replace("timing: null\n", ""))
-    assert stored(tmp_path)["timing"] is None
-    assert execute(tmp_path)["timed_pairs"] == 6
 
 
 def test_only_neighbours_of_one_process_are_a_pair() -> None:
@@ -298,7 +287,7 @@ def test_a_stopped_further_measurement_continues(tmp_path: Path, monkeypatch: py
     file = tmp_path / TIMINGS
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join(lines[:9]) + lines[9][:40])
-    with pytest.raises(run.Stopped, match="12 of 12 images"):
+    with pytest.raises(run.Stopped, match="12 of 12"):
         execute(tmp_path, "n=12", loader=at(7, interrupt))
     assert [r.index for r in TimingJournal(file)] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 4, 5, 5, 6, 6, 7, 7]
     again = execute(tmp_path, "n=12", loader=slowing(monkeypatch))

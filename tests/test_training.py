@@ -13,7 +13,7 @@ from torch import nn
 
 from specbench.config import registry
 from specbench.data import scenes
-from specbench.models import dflash, medusa, spatial
+from specbench.models import dflash, medusa
 from specbench.models.eagle import like_target
 from specbench.models.scenes_config import WORLDS
 from specbench.models.supervision import TargetHead
@@ -69,7 +69,7 @@ def test_a_diverging_training_is_reported(tmp_path):
         value, statistics = model.loss(micro_step)
         return value * float("nan"), statistics
 
-    with pytest.raises(FloatingPointError, match="not finite at step 0"):
+    with pytest.raises(FloatingPointError, match="step 0"):
         fit("small", model, loss, Recipe(steps=3, batch=1, lr=1e-2), tmp_path)
 
 
@@ -120,8 +120,6 @@ def test_target_and_drafter_learn_a_small_grammar(tmp_path):
 
     learn("eagle", like_target(model), 60, 5e-3, dropout=0.3)
     learn("medusa", medusa.like_target(model, heads=2), 100, 2e-2, dropout=0.3)
-    reached = learn("spatial", spatial.like_target(model, right=1), 60, 2e-2, regression=0.1, noise=0.0, decay=1.0)
-    assert reached["tv_2"] < 0.2  # the head below
     torch.manual_seed(1)
     learn("draft_model", tiny.llamagen(side=4, vocab=8, seed=5).train().requires_grad_(True), 80, 5e-3)
     dataset = target.dataset(model.with_aux_hidden_layers((0, 1)), tokens, features)

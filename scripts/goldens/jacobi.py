@@ -33,7 +33,6 @@ class Session:
     grammar's token of each position, or -1."""
 
     padding = None
-    order = None
 
     def __init__(self, model: Unified, prompts: list[Tensor], ids: Tensor, forced: Tensor, codes: int) -> None:
         self.model, self.prompts, self.ids, self.forced_tokens, self.codes = model, prompts, ids, forced, codes

@@ -299,9 +299,6 @@ def _text_of(name: str, value: Any) -> str:
         if name == "metrics" and not value:
             return "none"
         return f"[{','.join(_text_of(name, one) for one in value)}]"
-    declared = parameters.table().get(name)
-    if isinstance(value, Mapping) and declared and declared.kind == "fields":
-        return command_line.quoted(json.dumps(value))
     raise UsageError(f"{name} cannot be a {type(value).__name__}: give a number, text, True, False, None or a list")
 
 

@@ -78,8 +78,7 @@ class RunResult:
 
     @cached_property
     def breakdown(self) -> pd.DataFrame:
-        """One row per prompt category, caption length and band of positions, as `specbench breakdown` prints them.
-        Raises UsageError for images that a server decoded."""
+        """One row per prompt category, caption length and band of positions, as `specbench breakdown` prints them."""
         import pandas as pd
 
         from specbench.compare import breakdown, passes

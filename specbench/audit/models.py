@@ -20,7 +20,6 @@ from specbench.audit.tabular import (
     TabularAdaptive,
     TabularDrafter,
     TabularGrower,
-    TabularSpatial,
     TabularTarget,
     TabularVVS,
     random_tables,
@@ -128,14 +127,11 @@ class TabularModel:
             return build_drafter(cfg, None)
         if name == "eagle_adaptive":
             return TabularAdaptive(self.q, cfg["nodes"], cfg["depth"], cfg["width"])
-        if name == "spatial":
-            return TabularSpatial(self.q, cfg["window"], cfg["k_h"], cfg["k_v"], cfg["rounds"])
         if "nodes" in cfg:
             shape = self.q, cfg["nodes"], cfg["depth"], cfg["width"], cfg["ranking"]
             return TabularVVS(*shape, cfg["interval"]) if "interval" in cfg else TabularGrower(*shape)
         if "tree" in cfg:
-            replacement = cfg.get("select_from") == "replacement" and not chosen
-            return TabularDrafter(self.q, parse(cfg["tree"]), chosen, replacement=replacement)
+            return TabularDrafter(self.q, parse(cfg["tree"]), chosen)
         return TabularDrafter(self.q, chain_paths(cfg["window"]), chosen)
 
     def prompts(self, rows: int) -> Any:

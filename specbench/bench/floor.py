@@ -58,13 +58,13 @@ def of_drafts(drafter: Any, target: Language) -> int:
 def passes(target: Any, drafter: Any) -> list[tuple[nn.Module, str]]:
     """The methods, with their owners, that are the network passes of a step, including the drafter's."""
     drafting = [(each.owner, each.method) for each in _of_drafter(drafter, target) if each.method]
-    return [(target, "hidden" if target.order is None else "hidden_at_positions"), (target, "head"), *drafting]
+    return [(target, "hidden"), (target, "head"), *drafting]
 
 
 def of_cache(model: Language, rows: int, context: int) -> int:
     """Bytes of keys and values that a pass reads, for `rows` sequences of `context` positions."""
     b = model.block
-    return 2 * model.cache_layers * rows * b.n_kv_heads * b.head_dim * context * model.output.weight.element_size()
+    return 2 * len(model.layers) * rows * b.n_kv_heads * b.head_dim * context * model.output.weight.element_size()
 
 
 def operations(model: Language, rows: int, context: int) -> int:

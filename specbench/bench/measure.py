@@ -17,7 +17,6 @@ from specbench.bench.floor import ATTEMPTS, Bases
 from specbench.config import registry
 from specbench.decoding.batch import Decoded
 from specbench.decoding.loop import Decoding
-from specbench.decoding.planned import PlannedGroups
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.trees import Tree, build, chain_paths
 from specbench.decoding.verify import Draft, VerificationResult
@@ -314,17 +313,9 @@ def _pass(pipeline: Pipeline, conditioning: Any, rows: int, tree: Tree, context:
     num_committed = torch.full((rows,), context - session.prefix_length, device=device)
     history = torch.zeros(rows, session.length + tree.nodes, dtype=torch.int64, device=device)
     tokens = history[:, : tree.nodes]
-    positions = None
-    if target.order is not None:  # groups of as many tokens, at the same position of the image
-        groups = [min(tree.nodes, session.length - i) for i in range(0, session.length, tree.nodes)]
-        passes = PlannedGroups(target.order, RandomStreams([(0, i) for i in range(rows)], device), groups)
-        tokens, positions = passes.parallel_positions(history, num_committed // tree.nodes)
 
     def forward() -> None:
-        if positions is None:
-            session.forward(tokens, tree, history, num_committed)
-        else:
-            session.forward_at_positions(tokens, positions, history)
+        session.forward(tokens, tree, history, num_committed)
 
     repeated = pipeline.engine.repeated(forward, device)
     return floor.seconds(repeated, device, samples=max(3, plan.steps // 5))

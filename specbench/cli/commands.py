@@ -35,9 +35,8 @@ COMMANDS = {
     "suite": ("tables:suite", "run several methods, models, prompts and seeds from one YAML file, and draw a table"),
     "tables": ("tables:main", "the papers' tables: measured values next to published ones"),
     "show": ("rows:show", "rows of runs on the screen: filter, sort, group; seeds pooled"),
-    "collect": ("rows:collect", "rows from folders, CSV, Parquet and stores in one file"),
-    "report": ("sharing:report", "one page of results to read and share: leaderboard, plots, images, audits"),
-    "push": ("sharing:push", "send rows of runs, or a drafter, to a repository of a hub, with a card"),
+    "collect": ("rows:collect", "rows from folders, CSV and Parquet files in one file"),
+    "report": ("report:report", "one page of results to read and share: leaderboard, plots, images, audits"),
     "train": ("drafters:train", "train a drafter for a target"),
     "convert": ("drafters:convert", "convert an EAGLE drafter to and from LANTERN's layout"),
 }

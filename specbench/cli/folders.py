@@ -106,7 +106,7 @@ def _text(run: Status) -> str:
 def resume(line: CommandLine) -> int:
     """Continues the run, the suite or the grid in a folder, with the configuration in it. For a run, parameters that do
     not change an image may be given again: n (a number, or all), metrics, metrics_dir, reference, baseline, data_dir,
-    workers, ray_address, url.
+    workers, ray_address.
     """
     from specbench.config import configuration, parameters, registry
     from specbench.harness.folder import RunFolder, stored
@@ -147,12 +147,12 @@ def resume(line: CommandLine) -> int:
 
 def _suite(folder: Path, line: CommandLine) -> int:
     from specbench.cli import tables
-    from specbench.tables import suites
     from specbench.tables.collect import Bench
+    from specbench.tables.measure import SuiteFolder
 
     if line.others:
         raise UsageError(f"a suite continues as it was started: leave {line.others[0]} out")
-    return tables.execute(suites.in_folder(folder), folder, Bench(), line["jobs"] or 1)
+    return tables.execute(SuiteFolder(folder).suite(), folder, Bench(), line["jobs"] or 1)
 
 
 @command(

@@ -64,15 +64,10 @@ def _table_head(value: str) -> str:
 
 def _sections(cfg: Mapping[str, Any]) -> dict[str, list[str]]:
     """Title -> names of parameters, with choices of a file first."""
-    titles = ("server", "data", "run") if parameters.is_served(cfg) else ("method", "sampling", "model", "data", "run")
-    sections: dict[str, list[str]] = {f"{title}:": [] for title in titles}
+    sections: dict[str, list[str]] = {f"{title}:": [] for title in ("method", "sampling", "model", "data", "run")}
     order = [*parameters.parameters_of(cfg), *cfg]
     for name in sorted(cfg, key=lambda name: (name not in parameters.groups(), order.index(name))):
-        if titles[0] == "method":
-            sections[f"{_section(name)}:"].append(name)
-        elif name not in parameters.SERVED:
-            title = "server" if name in parameters.declared("engine", cfg["engine"]) else _section(name)
-            sections[f"{title}:"].append(name)
+        sections[f"{_section(name)}:"].append(name)
     return sections
 
 

@@ -76,8 +76,8 @@ def timed() -> list[str]:
         "-m, --multirun": Argument("flag", "a grid: several values of a parameter, a job for each combination"),
         "--plan": Argument(
             "flag",
-            "measure nothing: memory for weights, caches and peak, the launches and the memory floor of a step, and the"
-            " devices that it fits on, from shapes alone; fetches nothing and needs no GPU",
+            "measure nothing: memory for weights, caches and peak, the memory floor of a step, and the devices that it"
+            " fits on, from shapes alone; fetches nothing and needs no GPU",
         ),
         "bench.steps=": Argument("integer", "steps to time", low=1, high=_MOST, default="30"),
         "bench.context=": Argument(

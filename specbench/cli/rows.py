@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from specbench.cli.arguments import Argument, CommandLine, Words, command
@@ -14,8 +15,7 @@ from specbench.storage.files import write_atomically
 
 #: The sources of rows.
 SOURCE = Words(
-    "a CSV or Parquet file, a store, or a folder: of a run, a grid or a suite, or any folder that contains runs"
-    " (default: the store of results, runs/results.sqlite, to which every run adds its row)"
+    "a CSV or Parquet file, or a folder: of a run, a grid or a suite, or any folder that contains runs (default: runs/)"
 )
 _MOST_NOTES = 8
 
@@ -24,11 +24,11 @@ _MOST_NOTES = 8
     "collect", {"SOURCE": SOURCE, "out=FILE": Argument("path", "the file of the rows", required=True, written=True)}
 )
 def collect(line: CommandLine) -> int:
-    """Gathers rows of runs into one file: FILE.csv, FILE.parquet (needs pyarrow) or FILE.sqlite. Of each run, the
-    newest row is taken.
+    """Gathers rows of runs into one file: FILE.csv, or FILE.parquet (needs pyarrow). Of each run, the newest row is
+    taken.
 
       specbench collect out=all.csv
-      specbench collect runs/2026-11-21 other/results.sqlite more.csv out=all.parquet
+      specbench collect runs/2026-11-21 other more.csv out=all.parquet
     """
     from specbench.rows import sources
 
@@ -39,17 +39,10 @@ def collect(line: CommandLine) -> int:
 
 
 def read(names: Sequence[str], baselines: bool = False) -> list[dict[str, Any]]:
-    """The rows of the sources in a command line; without sources, of the store of results. Prints which runs were
-    skipped."""
+    """The rows of the sources in a command line; without sources, of runs/. Prints which runs were skipped."""
     from specbench.rows import sources
 
-    places = [home.expanded(name) for name in names]
-    if not places:
-        default = sources.default_store()
-        if default is None or not default.is_file():
-            raise UsageError(f"there is no store {default or sources.STORE} yet: name files or folders with rows")
-        places = [default]
-    rows, notes = sources.read(places, baselines)
+    rows, notes = sources.read([home.expanded(name) for name in names] or [Path("runs")], baselines)
     say(notes)
     return rows
 
@@ -83,7 +76,7 @@ def show(line: CommandLine) -> int:
     """Shows rows of runs, one line for each configuration. Seeds are pooled. The default columns are the results, and
     the columns in which the rows differ. The vanilla AR images that runs decoded for comparison have a line, too.
 
-      specbench show                                                       # the store
+      specbench show                                                       # all runs in runs/
       specbench show runs/grid more.csv --where method=sjd --where 'fid<5' --sort=-speedup_step
       specbench show --group-by method --columns method,seeds,speedup_step,image_reward --format md
     """

@@ -64,8 +64,8 @@ def main(line: CommandLine) -> int:
       specbench run protocol=coolsd_table1 model=llamagen_xl method=cool_sd delta=1.1
                                                                            after specbench fetch
 
-    The parameters depend on the choices: specbench run method=sjd_pac model=emu3 --help. For images from a server
-    (vLLM-Omni, SGLang): specbench run engine=http --help. For all choices: specbench list methods.
+    The parameters depend on the choices: specbench run method=sjd_pac model=emu3 --help. For all choices: specbench
+    list methods.
     """
     from specbench.config import configuration
 
@@ -298,9 +298,9 @@ def is_grid(folder: Path) -> bool:
 def in_folder(folder: Path) -> Plan[Any]:
     """The runs of the suite or of the grid in a folder."""
     if is_suite(folder):
-        from specbench.tables import suites
+        from specbench.tables.measure import SuiteFolder, plan_suite
 
-        return suites.plan(suites.in_folder(folder), folder)
+        return plan_suite(SuiteFolder(folder).suite(), SuiteFolder(folder))
     from specbench.config import configuration
 
     arguments = [*arguments_of(folder), f"out={command_line.quoted(str(folder))}"]

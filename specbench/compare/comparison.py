@@ -65,7 +65,6 @@ STATISTICS = (
         "the acceptance rate of {b} is {d} {more} than the one of {a}",
         ("higher", "lower"),
     ),
-    Statistic("request_s", lambda r: r.request_s, "a request to {b} takes {d} s {more} than one to {a}"),
     Statistic("latency_s", lambda r: r.latency_s, "{b} needs {d} s {more} for an image than {a}"),
     Statistic(
         "decode_s",
@@ -273,8 +272,6 @@ def _compare_statistics(pairs: Pairs, names: tuple[str, str], unsteady: str) -> 
     for statistic in STATISTICS:
         if statistic.name == ("decode_s" if alone else "latency_s"):
             continue  # at batch size 1, decode_s is the latency; in a larger batch, an image has no latency
-        if statistic.name == "request_s" and not any(r.request_s for two in pairs for r in two):
-            continue  # no server decoded
         if unsteady and statistic.name in ("latency_s", "decode_s"):
             untested.append(f"{statistic.name}: {unsteady}")
             continue

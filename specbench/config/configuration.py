@@ -131,12 +131,11 @@ def implied(arguments: Sequence[str]) -> list[str]:
     """The arguments that the normalized arguments of one run imply: `prompts=FILE` implies `data=prompts` and n=all, a
     protocol implies its values, a model and a data set imply the preferences in their files."""
     chosen, certain, of_protocol = _named(arguments)
-    model, served = _model(chosen), parameters.is_served(chosen)
-    preferred = ({} if served else parameters.preferred("model", model)) | of_protocol
+    model = _model(chosen)
+    preferred = parameters.preferred("model", model) | of_protocol
     data = str((preferred | chosen | certain).get("data", parameters.default_choice("data")))
-    fits = served or parameters.world("data", data) in (None, parameters.world("model", model))
-    of_engine = parameters.preferred("engine", str(chosen.get("engine", parameters.default_choice("engine"))))
-    added = (parameters.preferred("data", data) if fits else {}) | of_engine | preferred | certain
+    fits = parameters.world("data", data) in (None, parameters.world("model", model))
+    added = (parameters.preferred("data", data) if fits else {}) | preferred | certain
     if certain:
         added.setdefault("n", "all")
     return [f"{key}={_value_text(value)}" for key, value in added.items() if key not in chosen]

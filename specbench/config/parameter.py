@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Mapping
@@ -13,12 +12,11 @@ from typing import Any, Literal
 from specbench.errors import UsageError, decimal
 from specbench.storage.reading import made, short
 
-Kind = Literal["integer", "integers", "number", "numbers", "string", "text", "flag", "names", "tree", "path", "fields"]
+Kind = Literal["integer", "integers", "number", "numbers", "string", "text", "flag", "names", "tree", "path"]
 
 #: Keys of the files in conf/ that are not parameters of a run: Hydra's own, and keys that describe a choice.
 METADATA = frozenset(
-    "hydra kind world preferred network variants raster parameters served drawn implementation assets shape"
-    " files pixels".split()
+    "hydra kind world preferred network variants raster parameters drawn implementation assets shape files".split()
 )
 
 #: Bounds of counts that a run keeps in memory before its work starts. Realistic runs stay well below.
@@ -34,7 +32,6 @@ _WANTED = {
     "names": "a list of names",
     "tree": "a tree's name, its children by depth such as 4-2-1, or a list of paths such as [[0],[1],[0,0]], at"
     f" most {DRAFT} of at most {DEEP} each",
-    "fields": "fields of a JSON object, such as {guidance_scale:5,num_inference_steps:30}",
 }
 
 
@@ -138,8 +135,6 @@ class Parameter:
         elif self.kind == "path":
             ok = (isinstance(value, str) or _is_integer(value)) and str(value) != ""
             value = str(value)  # out=1 is a folder too
-        elif self.kind == "fields":
-            value, ok = _fields(value), True
         else:
             ok = isinstance(value, str) and (bool(value) or self.kind == "text")
         if (
@@ -164,17 +159,6 @@ def _number(text: str) -> float:
 
 def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _fields(value: Any) -> str:
-    """The JSON text of a mapping, or of a mapping's JSON text, with sorted keys; ValueError for anything else."""
-    try:
-        fields = json.loads(value) if isinstance(value, str) else value
-        if isinstance(fields, dict) and all(isinstance(key, str) for key in fields):
-            return json.dumps(fields, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    except (TypeError, RecursionError):
-        pass
-    raise ValueError
 
 
 def _is_tree(value: Any) -> bool:

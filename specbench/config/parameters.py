@@ -22,12 +22,6 @@ from specbench.errors import UsageError, nearest, unknown
 #: The groups that make up a method.
 PARTS = ("drafter", "rule", "verification")
 
-#: The parameters of a run whose images a server decodes, besides the parameters of its data and its engine: names that
-#: represent the server's own model and method, and the parameters on prompts, scoring and the folder.
-_GROUPS_OF_SERVED = ("data", "engine", "log")
-SERVED = dict.fromkeys(("model", "method", "drafter", "rule"), "served")
-_OF_SERVED = ("seed", "n", "images_per_prompt", "device", "warmup", "metrics", "metrics_dir", "reference", "out")
-
 
 @cache
 def conf_dir() -> Path:
@@ -153,27 +147,12 @@ def world(group: str, name: str) -> str | None:
     return ((values.get(name) or {}) if group == "metrics" else values).get("world")
 
 
-def no_pixels(cfg: Mapping[str, Any]) -> str:
-    """One sentence on what a run of a model without a pixel decoder measures; "" for other models."""
-    if content("model", str(cfg["model"])).get("pixels", True):
-        return ""
-    return (
-        f"{cfg['model']} produces tokens, and the stage that draws its images is not part of specbench: a run measures"
-        " tokens, steps and time, its image files contain one pixel per token, and metrics of images need a server that"
-        " draws (engine=http) or stored images (specbench evaluate)"
-    )
-
-
 def check_measurable(cfg: Mapping[str, Any]) -> None:
-    """UsageError for metrics of a model without pixels, and for a metric of an embedded world with a model outside it,
-    for which it has no meaning. (For a served model, the prompts determine the world.)"""
-    if cfg["metrics"] and (reason := no_pixels(cfg)):
-        raise UsageError(f"{reason}: use metrics=none")
-    group = "data" if is_served(cfg) else "model"
+    """UsageError for a metric of an embedded world with a model outside it, for which it has no meaning."""
     for name in cfg["metrics"]:
-        if (metric_world := world("metrics", name)) not in (None, world(group, cfg[group])):
+        if (metric_world := world("metrics", name)) not in (None, world("model", cfg["model"])):
             raise UsageError(
-                f"metric {name} scores only the embedded world ({metric_world}), not images of {group}={cfg[group]}:"
+                f"metric {name} scores only the embedded world ({metric_world}), not images of model={cfg['model']}:"
                 " leave metrics= out for real metrics, or choose from `specbench list metrics`"
             )
 
@@ -228,20 +207,11 @@ def _chosen(group: str, name: str) -> dict[str, str]:
     return {key.split("/")[-1]: value for entry in entries for key, value in entry.items()}
 
 
-def is_served(cfg: Mapping[str, Any]) -> bool:
-    """Whether a server decodes the images of a run (engine=http)."""
-    return default("engine", str(cfg.get("engine")), "served") is True
-
-
 def parameters_of(cfg: Mapping[str, Any]) -> list[str]:
     """The parameters of a run with these choices: the names of choices, then the parameters of each choice in the order
     of its file, in the order of `PARAMETER_GROUPS`, then the parameters of every run."""
-    groups: tuple[str, ...]
-    if is_served(cfg):
-        groups, names = _GROUPS_OF_SERVED, {*SERVED, *_OF_SERVED}
-    else:
-        groups, names = PARAMETER_GROUPS, {*common(), *(declared("method", str(cfg.get("method"))) & {"variant"})}
-    chosen = [(group, str(cfg.get(group))) for group in groups]
+    names = {*common(), *(declared("method", str(cfg.get("method"))) & {"variant"})}
+    chosen = [(group, str(cfg.get(group))) for group in PARAMETER_GROUPS]
     declared_here = [
         name for item in chosen for name in (*declarations(*item), *content(*item)) if name not in METADATA
     ]
@@ -265,9 +235,6 @@ def owners(name: str) -> list[str]:
 def no_parameter(name: str, cfg: Mapping[str, Any]) -> UsageError:
     """The error for a parameter that a run with these choices does not have."""
     has = [p for p in parameters_of(cfg) if p not in groups()]
-    if is_served(cfg):
-        engine = cfg["engine"]
-        return UsageError(f"engine={engine} has no parameter '{name}': a server decodes; it has: {', '.join(has)}")
     who = f"method '{cfg.get('method')}' (drafter {cfg.get('drafter')}, rule {cfg.get('rule')})"
     if owned := owners(name):
         return UsageError(
@@ -285,8 +252,7 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
     Raises UsageError for an unknown or missing parameter, a wrong type and a value out of range. `delta=2` and
     `delta=2.0` become the same, so that equal runs have equal hashes.
     """
-    served = is_served(cfg)
-    for group in _GROUPS_OF_SERVED if served else PARAMETER_GROUPS:
+    for group in PARAMETER_GROUPS:
         choice(group, str(cfg.get(group)))
     wanted = parameters_of(cfg)
     for name in cfg:
@@ -305,8 +271,6 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
     part, _, parts = (checked.get("shard") or "1/1").partition("/")
     if int(part) > int(parts):
         raise UsageError(f"shard={part}/{parts} does not exist: the last one is shard={parts}/{parts}")
-    if served:
-        return checked
     _check_kinds(checked)
     if checked["timing"] and (checked["workers"] > 1 or checked["ray_address"]):
         raise UsageError("timing=true measures one process of this machine: leave workers= and ray_address= out")
@@ -315,8 +279,8 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 def kind(group: str, name: str) -> str:
     """The tokens that a model, drafter, rule or method supports, from `kind:` in its file: discrete (default),
-    continuous, or any; ordered: discrete tokens of a model that does not use raster order."""
-    value, kinds = content(group, name).get("kind", "discrete"), ("discrete", "continuous", "ordered", "any")
+    continuous, or any."""
+    value, kinds = content(group, name).get("kind", "discrete"), ("discrete", "continuous", "any")
     if value not in kinds:
         raise UsageError(f"{file_of(group, name)}: kind must be one of {', '.join(kinds)} (got {value})")
     return str(value)
@@ -328,22 +292,16 @@ def is_continuous(group: str, name: str) -> bool:
 
 
 def in_raster_order(cfg: Mapping[str, Any]) -> bool:
-    """Whether a run samples its tokens row by row: neither its model nor its drafter has another order."""
-    drafter_leaves = default("drafter", str(cfg["drafter"]), "raster") is False
-    return not drafter_leaves and kind("model", str(cfg.get("model"))) != "ordered"
-
-
-#: The tokens of a model of each kind, in messages.
-_TOKENS = {"ordered": "discrete tokens in an order of its own"}
+    """Whether a run samples its tokens row by row: its drafter has no other order."""
+    return default("drafter", str(cfg["drafter"]), "raster") is not False
 
 
 def _check_kinds(cfg: Mapping[str, Any]) -> None:
-    """UsageError unless drafter, rule and verification support the model's tokens: discrete, continuous, or ordered."""
+    """UsageError unless drafter, rule and verification support the model's tokens: discrete or continuous."""
     model_kind = kind("model", cfg["model"])
-    tokens = _TOKENS.get(model_kind, f"{model_kind} tokens")
     if kind("verification", cfg["verification"]) not in (model_kind, "any"):
         raise UsageError(
-            f"{cfg['model']} has {tokens}, which verification={cfg['verification']} does not support: use"
+            f"{cfg['model']} has {model_kind} tokens, which verification={cfg['verification']} does not support: use"
             " verification=token"
         )
     parts = {group: cfg[group] for group in ("drafter", "rule") if kind(group, cfg[group]) != "any"}
@@ -353,7 +311,7 @@ def _check_kinds(cfg: Mapping[str, Any]) -> None:
     suited = [method for method in choices("method") if kind("method", method) in (model_kind, "any")]
     shown = " and ".join(f"{group} {name}" for group, name in parts.items())
     does = "do" if len(parts) > 1 else "does"
-    text = f"{cfg['model']} has {tokens}, which {shown} {does} not support"
+    text = f"{cfg['model']} has {model_kind} tokens, which {shown} {does} not support"
     raise UsageError(f"{text}; use method={', '.join(suited)}")
 
 
@@ -397,14 +355,6 @@ def settle(cfg: Mapping[str, Any], given: Iterable[str] = ()) -> dict[str, Any]:
         flat["protocol"] = f"{flat['protocol']['name']}@{flat['protocol']['version']}"
     if isinstance(flat.get("metrics"), Mapping):
         flat["metrics"] = [name for name, on in flat["metrics"].items() if on]
-    if is_served(flat):
-        if foreign := [name for name in ("model", "method", "protocol", *PARTS) if name in given]:
-            raise UsageError(
-                f"engine={flat['engine']}: the server has its own model and method: leave {foreign[0]}= out;"
-                " model_name= names its model"
-            )
-        wanted = {*parameters_of(flat), *given}
-        return {name: value for name, value in flat.items() if name in wanted} | SERVED
     run_names = set(parameters_of(flat)) | set(given)
     preset, declared_here = content("method", str(flat.get("method"))), in_run(flat)
     result = {name: value for name, value in flat.items() if name in run_names or name not in preset}

@@ -179,7 +179,7 @@ def completed(cfg: Mapping[str, Any]) -> RunConfig:
     Raises UsageError for missing weights, missing or bad files of prompts, and n=all of a data set without end, or of
     one that is too large.
     """
-    values = {**cfg} if parameters.is_served(cfg) else {**cfg, **_paths(cfg)}
+    values = {**cfg, **_paths(cfg)}
     if cfg["n"] != "all":
         return RunConfig(values)
     if is_drawn(cfg["data"]):
@@ -296,10 +296,9 @@ def _digest(files: tuple[tuple[Path, tuple[int, ...]], ...]) -> str:
 
 
 def weights_here(cfg: Mapping[str, Any]) -> str | None:
-    """The label of the weights that a run would load; None if their files are missing, or a server has them. Loads
-    nothing."""
+    """The label of the weights that a run would load; None if their files are missing. Loads nothing."""
     try:
-        return None if parameters.is_served(cfg) else weights_label(cfg)
+        return weights_label(cfg)
     except OSError:
         return None
 

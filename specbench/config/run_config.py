@@ -7,7 +7,7 @@ from copy import deepcopy
 from types import MappingProxyType
 from typing import Any
 
-from specbench.config import indices, parameters
+from specbench.config import indices
 
 
 class RunConfig(Mapping[str, Any]):
@@ -70,11 +70,6 @@ class RunConfig(Mapping[str, Any]):
     def metrics(self) -> tuple[str, ...]:
         """The names of the metrics."""
         return tuple(self._values["metrics"])
-
-    @property
-    def is_served(self) -> bool:
-        """Whether a server decodes the images."""
-        return parameters.is_served(self)
 
     @property
     def is_vanilla(self) -> bool:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from specbench.decoding.batch import BatchDecoding, Decoded, finished, not_finite
 from specbench.decoding.emitted import Emitted
 from specbench.decoding.parallel_positions import ParallelPositions, Raster
-from specbench.decoding.planned import TokenOrder
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.base import Rule
 from specbench.decoding.sampling import Sampling
@@ -21,7 +20,6 @@ from specbench.decoding.trace import StepStats, Trace, TraceRecorder
 from specbench.decoding.trees import Tree
 from specbench.decoding.verify import Draft, TokenWise, Verification, VerificationResult
 from specbench.decoding.verify.block import BlockVerification
-from specbench.decoding.verify.selected import Selected
 from specbench.engine.clock import Clock, Idle
 from specbench.engine.graph import Eager, Graphs
 from specbench.engine.ops import Kernels
@@ -40,7 +38,6 @@ class Session(Protocol):
     vocab_size: int
     codes: int  # tokens 0 .. codes - 1 are indices into the codebook; the image grammar's tokens follow
     forced_tokens: Tensor | None  # (T,): `forced` for all positions
-    order: TokenOrder | None  # the order in which the target fills an image; None: raster order
 
     def forced(self, positions: Tensor) -> Tensor | None:
         """The only token that the image grammar allows at image positions (B, n), or -1 where it allows every code.
@@ -60,8 +57,7 @@ class Session(Protocol):
     def forward_at_positions(
         self, tokens: Tensor, positions: ParallelPositions, history: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """`forward` for several chains of an image, tokens (B, K * n). Each node attends to the slots that it sees. The
-        logits belong to the tokens at the chains' targets; a target with its own order asks for them by position. Do
+        """`forward` for several chains of an image, tokens (B, K * n). Each node attends to the slots that it sees. Do
         not commit after it: a token that is fed later at its position replaces what a draft wrote."""
         ...
 
@@ -80,7 +76,6 @@ class Session(Protocol):
 
 class Target(Protocol):
     width: int  # see `Session`
-    order: TokenOrder | None
 
     def open(self, conditioning: Any, rows: int, guided: bool, nodes: int) -> Session:
         """Prefill. Leaves room for `nodes` draft nodes after the image's end."""
@@ -199,10 +194,8 @@ class Decoding(BatchDecoding[StepStats]):
         )
         draws = config.emitted_draws
         measured = draws and isinstance(config.verification, TokenWise | BlockVerification)
-        raster = config.target.order is None and not shape.biased
-        emitted = Emitted(config.rule, self.rng, draws) if measured and raster else None
-        selects = isinstance(config.verification, Selected) and shape.height > 0
-        self.recorder = TraceRecorder(rows, self.total, self.reach, device, emitted, selects)
+        emitted = Emitted(config.rule, self.rng, draws) if measured and not shape.biased else None
+        self.recorder = TraceRecorder(rows, self.total, self.reach, device, emitted)
         self.state = DecodeState(
             rows,
             self.buffers(),
@@ -235,7 +228,7 @@ class Decoding(BatchDecoding[StepStats]):
         layout = draft.parallel_positions or Raster(draft.tree, num_committed)
         logits, hidden = layout.forward(session, draft.tokens, self.history)
         clock.lap("forward")
-        target = sampling.distributions(logits, session, layout.next_positions, layout.progress)
+        target = sampling.distributions(logits, session, layout.next_positions)
         p, pre_argmax_probs = layout.chains(target.p), None
         if config.rule.uses_pre_argmax_probs and sampling.temperature == 0:
             pre_argmax_probs = layout.chains(target.unfiltered())

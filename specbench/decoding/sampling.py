@@ -14,7 +14,7 @@ from specbench.decoding.rng import BITS, TAGS, RandomStreams, exponential
 from specbench.engine.ops import Kernels, sum_last
 
 #: Bits of a probability as an integer: 2**38 times the sum of a distribution times 2**BITS fits in an int64.
-PROBABILITY_BITS = 38
+_PROBABILITY_BITS = 38
 
 
 def draw(probs: Tensor, u: Tensor, kernels: Kernels | None = None) -> Tensor:
@@ -43,7 +43,7 @@ def draw_exactly(probs: Tensor, u: Tensor) -> Tensor:
     a token gets p 2**23 of their 2**23 values, rounded up or down.
     """
     # scaling by a power of two is exact; NaN counts as zero
-    parts = torch.where(probs > 0, probs * 2.0**PROBABILITY_BITS, 0.0).long()
+    parts = torch.where(probs > 0, probs * 2.0**_PROBABILITY_BITS, 0.0).long()
     cdf = parts.cumsum(-1)
     level = ((u * 2.0**BITS).long().unsqueeze(-1) * cdf[..., -1:]) >> BITS  # rounded down: below the sum
     return _first_above(cdf, level)
@@ -52,14 +52,6 @@ def draw_exactly(probs: Tensor, u: Tensor) -> Tensor:
 def _first_above(cdf: Tensor, level: Tensor) -> Tensor:
     """The first token (...) whose cumulative sum, of cdf (..., V), exceeds `level` (..., 1)."""
     return torch.searchsorted(cdf, level, right=True).squeeze(-1).clamp_max(cdf.shape[-1] - 1)
-
-
-def draw_several(probs: Tensor, u: Tensor, kernels: Kernels | None = None) -> Tensor:
-    """Tokens (..., K) drawn from distributions (..., V) with replacement, like `draw`, with uniforms u (..., K)."""
-    if kernels is None and probs.device.type == "cpu":
-        cdf = probs.cumsum(-1)
-        return torch.searchsorted(cdf, u * cdf[..., -1:], right=True).clamp_max(cdf.shape[-1] - 1)
-    return draw(probs.unsqueeze(-2).expand(*u.shape, -1), u, kernels)
 
 
 def draw_distinct(probs: Tensor, u: Tensor, count: int) -> Tensor:
@@ -108,9 +100,6 @@ class Sampling:
     top_n_sigma: a third filter, after top-k and top-p. A token stays if its logit is at least the largest minus this
         many sigma. Sigma is the root mean square of the remaining logits (not their standard deviation), as in the
         Jacobi mode of Lumina-mGPT 2.
-    cfg_schedule: "constant" guidance, or guidance that grows from 1 to cfg_scale over an image whose target has its own
-        order: with the share of tokens before the token ("linear", LPD), or with the share that exists after its pass
-        ("linear_by_pass", ARPG); see `ParallelPositions.progress`.
     kernels: the engine's, which replace the plain code where they can.
     """
 
@@ -120,7 +109,6 @@ class Sampling:
     cfg_scale: float = 1.0
     entropy: tuple[float, float, float] | None = None
     top_n_sigma: float | None = None
-    cfg_schedule: str = "constant"
     kernels: Kernels | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -135,7 +123,6 @@ class Sampling:
             cfg_scale=scale,
             entropy=curve and tuple(curve),
             top_n_sigma=cfg.get("top_n_sigma"),
-            cfg_schedule=cfg.get("cfg_schedule", "constant"),
         )
 
     @property
@@ -149,42 +136,32 @@ class Sampling:
         temperature = self.temperature if self.entropy is None else 1.0
         return replace(self, temperature=temperature or 1.0, top_k=None, top_p=1.0, entropy=None, top_n_sigma=None)
 
-    def distributions(
-        self, logits: Tensor, session: Any, positions: Tensor, progress: Tensor | None = None
-    ) -> Distributions:
+    def distributions(self, logits: Tensor, session: Any, positions: Tensor) -> Distributions:
         """The distributions of the tokens at image positions (B, n), from the raw logits (R, n, V) of a head. `session`
-        provides the image grammar. progress: see `ParallelPositions`."""
+        provides the image grammar."""
         if self._fused is not None:
             scale = self.cfg_scale if self.guided else None
             p = self._fused.probs(
                 logits, self.temperature, self.top_k, scale, session.forced_tokens, session.codes, positions
             )
             return Distributions(p, logits, session, positions, self)
-        guided = session.constrain(self.apply_guidance(logits, progress), positions)
+        guided = session.constrain(self.apply_guidance(logits), positions)
         return Distributions(self.probs(guided), logits, session, positions, self, guided)
 
     @property
     def _fused(self) -> Kernels | None:
         """The kernels, if they can replace the plain code for these parameters."""
         plain = self.temperature == 0 or self.top_p < 1 or self.entropy is not None or self.top_n_sigma is not None
-        return None if plain or self.cfg_schedule != "constant" else self.kernels
+        return None if plain else self.kernels
 
-    def apply_guidance(self, logits: Tensor, progress: Tensor | None = None) -> Tensor:
+    def apply_guidance(self, logits: Tensor) -> Tensor:
         """Guided logits (B, ...) float32 of rows (2B, ...), conditional first, then unconditional: u + s (c - u). (In
-        bfloat16 the mixture would be rounded to 8 bits, which moves a distribution by 0.003 to 0.012.) progress: see
-        `ParallelPositions`; a schedule needs it."""
+        bfloat16 the mixture would be rounded to 8 bits, which moves a distribution by 0.003 to 0.012.)"""
         logits = logits.float()
         if not self.guided:
             return logits
         cond, uncond = logits.chunk(2)
-        return uncond + self._strength(progress) * (cond - uncond)
-
-    def _strength(self, progress: Tensor | None) -> float | Tensor:
-        """The guidance scale of each token, (B, n, 1) if it follows a schedule."""
-        if self.cfg_schedule == "constant" or progress is None:
-            return self.cfg_scale
-        share = progress[..., 0 if self.cfg_schedule == "linear" else 1]
-        return 1 + (self.cfg_scale - 1) * share.unsqueeze(-1)
+        return uncond + self.cfg_scale * (cond - uncond)
 
     def probs(self, logits: Tensor) -> Tensor:
         """Probabilities (..., V) float32 of guided logits (..., V)."""

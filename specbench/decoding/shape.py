@@ -17,24 +17,20 @@ class DraftShape:
     tree: the topology of the drafts. For trees that change from step to step, a tree with as many nodes and the same
         height.
     passes: forward passes of a drafter network in a step.
-    samples_siblings: siblings are sampled as the parameter `select_from` says, with replacement or in pairs.
     carries_over: drafts depend on more than the committed tokens and the step's random numbers. Then only token-wise
         verification is exact.
     biased: tokens are not drawn from the distributions that the drafter reports, or the target's distributions
         differ from raster order's.
     skips: some tokens are committed without verification.
-    by_rows: a draft follows from the row of the image above it, so the image must be one grid.
     lag: for a drafter that decodes rows in parallel, the tokens that a row of the image has when the next one begins;
         `tree` is then the draft of each row. None: raster order.
     """
 
     tree: Tree
     passes: int = 0
-    samples_siblings: bool = False
     carries_over: bool = False
     biased: bool = False
     skips: bool = False
-    by_rows: bool = False
     lag: int | None = None
 
     @property
@@ -44,6 +40,4 @@ class DraftShape:
 
     def num_chains(self, target: Any) -> int:
         """The number of positions at which a pass extends an image of this target; 1 in raster order."""
-        if self.lag is not None:
-            return rows_at_once(target.width, self.lag)
-        return 1 if target.order is None else max(target.order.sizes)
+        return 1 if self.lag is None else rows_at_once(target.width, self.lag)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import mmap
-from copy import copy
 from functools import cache
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -63,13 +62,6 @@ def silu(x: Tensor) -> Tensor:
     if x.device.type != "cpu" or torch.is_grad_enabled():
         return F.silu(x)
     return torch.exp(-x).add_(1).reciprocal_().mul_(x)
-
-
-def sigmoid(x: Tensor) -> Tensor:
-    """The logistic function; like `silu` independent of the index."""
-    if x.device.type != "cpu" or torch.is_grad_enabled():
-        return torch.sigmoid(x)
-    return torch.exp(-x).add_(1).reciprocal_()
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -172,12 +164,6 @@ class KVCache:
         """The tensors that steps read or write (see `engine.state`)."""
         return {"k": Buffer(self.k, 1, halves), "v": Buffer(self.v, 1, halves)}
 
-    def after(self, layers: int) -> Self:
-        """The layers after the first `layers`, in the same memory."""
-        cache = copy(self)
-        cache.k, cache.v = self.k[layers:], self.v[layers:]
-        return cache
-
     def read(self, mask: TreeMask, heads: int) -> int:
         """How many slots, from the first on, attention reads in a pass with `mask` and this number of query heads: all,
         or on the CPU as few as give the same bits."""
@@ -189,14 +175,10 @@ class KVCache:
         shape = (mask.among.shape[1], heads, kv_heads, dim, keys, slots, torch.get_num_threads())
         return keys if keys < slots and _beginning_suffices(*shape) else slots
 
-    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer, each (rows, kv heads, slots, head dim)."""
-        return self.k[layer], self.v[layer]
-
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k, v (rows, heads, n, head dim) at `slots` (rows, n) int64. Returns the layer's entire cache."""
         index = slots[:, None, :, None].expand_as(k)
-        layer_k, layer_v = self.layer(layer)
+        layer_k, layer_v = self.k[layer], self.v[layer]
         _bits(layer_k).scatter_(2, index, _bits(k))
         _bits(layer_v).scatter_(2, index, _bits(v))
         return layer_k, layer_v

@@ -6,7 +6,6 @@ import json
 import shutil
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,20 +13,20 @@ from itertools import chain
 from typing import Any, Protocol
 
 from specbench import data
-from specbench.config import indices, parameters
+from specbench.config import indices
 from specbench.config.run_config import RunConfig
 from specbench.errors import RunError
 from specbench.harness.folder import RunFolder, RunRecords
 from specbench.harness.log import LOG, say, stop_on_interrupt, warn
 from specbench.harness.worker import Died, Event, Failure, Image, Joined, Loader, Shrunk, Worker
-from specbench.rows.journal import Journal
+from specbench.rows.journal import Journal, Record
 from specbench.rows.provenance import decoding_hash, utc
 from specbench.storage.files import append_line, format_size
 from specbench.storage.progress import tqdm
 
 
 class Executor(Protocol):
-    """A `worker.Worker` in this process, `cluster.Workers` in others, or `served.ServerExecutor`."""
+    """A `worker.Worker` in this process, or `cluster.Workers` in others."""
 
     def decode(self, items: Sequence[data.Item], baseline: bool, stop: Callable[[], bool]) -> Iterator[list[Event]]: ...
 
@@ -47,7 +46,6 @@ class Execution:
         self._failed = 0  # images
         self._left = 0  # images to decode, of both passes
         self._hashes = decoding_hash(cfg), decoding_hash(cfg, baseline=True)
-        self._failed_before = Counter((entry["pass"], entry["index"]) for entry in folder.read_failures())
 
     def decode_missing(self, records: RunRecords, items: Sequence[data.Item]) -> None:
         """Decodes the missing images of both passes; items: one for each image.
@@ -56,7 +54,7 @@ class Execution:
         """
         journals = {journal is records.vanilla: journal for journal in records.journals}  # the key of vanilla is True
         self._left = sum(item.index not in journal for journal in journals.values() for item in items)
-        with self._executor(items) as executor, stop_on_interrupt() as stop:
+        with self._executor() as executor, stop_on_interrupt() as stop:
             timed = executor if isinstance(executor, Worker) and executor.is_timed else None
             if timed is not None and records.vanilla is not None:
                 # Where an interruption left one image of a pair, the loop below completes it alone.
@@ -75,14 +73,7 @@ class Execution:
             )
 
     @contextmanager
-    def _executor(self, items: Sequence[data.Item]) -> Iterator[Executor]:
-        if parameters.is_served(self.cfg):
-            from specbench.harness.served import ServerExecutor
-
-            server = ServerExecutor(self.cfg, items)
-            self._join(server.joined)
-            yield server
-            return
+    def _executor(self) -> Iterator[Executor]:
         if self.cfg["workers"] > 1 or self.cfg["ray_address"]:
             from specbench.harness import cluster
 
@@ -107,7 +98,7 @@ class Execution:
             say(f"the speed-up in seconds is not steady: decoding {len(remaining[:size])} images of each side again")
             for event in chain.from_iterable(worker.decode_pairs(remaining[:size], stop)):
                 if isinstance(event, Image):
-                    records.again.add(replace(event.record, **self._extra_fields(event)))
+                    records.again.add(self._completed(event))
             remaining = remaining[size:]
             if stop():
                 raise KeyboardInterrupt
@@ -137,22 +128,19 @@ class Execution:
             for events in decoded:
                 for event in events:
                     if isinstance(event, Image):
-                        record = replace(event.record, **self._extra_fields(event))
+                        record = self._completed(event)
                         journals[event.baseline].add(record, event.pixels)
-                        how = f"{record.steps} steps, " if record.request_s is None else ""
-                        LOG.info("%s: %s in %s%.3f s", self._label(event.baseline), record.image, how, record.decode_s)
+                        how = f"{record.steps} steps, {record.decode_s:.3f} s"
+                        LOG.info("%s: %s in %s", self._label(event.baseline), record.image, how)
                         bar.update()
                     else:
                         self._handle_other(event)
         if stop():
             raise KeyboardInterrupt
 
-    def _extra_fields(self, image: Image) -> dict[str, Any]:
-        """The fields of a record that this process adds: the configuration, and how often earlier starts failed."""
-        fields: dict[str, Any] = {"config": self._hashes[image.baseline]}
-        if image.record.request_s is not None:
-            fields["failed"] = self._failed_before[self._label(image.baseline), image.record.index]
-        return fields
+    def _completed(self, image: Image) -> Record:
+        """The record of an image, with the hash of the configuration."""
+        return replace(image.record, config=self._hashes[image.baseline])
 
     def _label(self, baseline: bool) -> str:
         return "vanilla" if baseline else str(self.cfg["method"])
@@ -190,7 +178,7 @@ class Execution:
     def _announce(self, session: Mapping[str, Any]) -> None:
         """Prints the disk space that the missing images need, before the first one is decoded."""
         left = self._left
-        if not left or session["resolution"] is None:  # only the server knows it
+        if not left:
             return
         # An image needs at most the size of its pixels, a record a few bytes per token.
         most = left * (3 * session["resolution"] ** 2 + 12 * session["tokens"] + 2000)
@@ -203,5 +191,3 @@ class Execution:
         else:
             LOG.info("%s", text)
             say(text)
-        if note := parameters.no_pixels(self.cfg):
-            say(note)

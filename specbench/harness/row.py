@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -55,16 +54,12 @@ def row(
     columns["prompts_hash"], columns["images"] = data.prompts_hash(records), len(records)
     columns["n"] = len({indices.prompt_of(record.index) for record in records})
     columns |= score_columns(scores)
-    if config.is_served:
-        columns |= _served(config, records)
-        remarks = _served_remarks(config, sessions, columns, records)
-    else:
-        columns |= _measured(config, columns, records, reference, again, metadata.run_id)
-        remarks = measurement_remarks(config, sessions, columns) + emitted_remarks(config, records)
+    columns |= _measured(config, columns, records, reference, again, metadata.run_id)
+    remarks = measurement_remarks(config, sessions, columns) + emitted_remarks(config, records)
     if metadata.smallest_batch:
         remarks.append(f"memory was too small: some images were decoded in batches of {metadata.smallest_batch}")
-    wrong = degenerate.of_records(records, config.get("image_size"))
-    columns["degenerate_images"] = degenerate.column(records, wrong)
+    wrong = degenerate.of_records(records)
+    columns["degenerate_images"] = degenerate.count(wrong)
     columns["note"] = "; ".join([*remarks, *(finding.text for finding in wrong), *notes(scores)])
     return columns
 
@@ -94,7 +89,7 @@ def _measured(
     again: Sequence[Record],
     run_id: str,
 ) -> dict[str, Any]:
-    """The columns of images that this program decoded, and of their baseline; row: the columns of the configuration."""
+    """The columns of the images and of their baseline; row: the columns of the configuration."""
     columns: dict[str, Any] = {"timing": timing.was_timed([*records, *(reference or [])])}
     columns |= summary.speed(records) | summary.columns(records, parameters.in_raster_order(config))
     if columns.get("perplexity") is not None:
@@ -110,40 +105,6 @@ def _measured(
             columns |= summary.expected_speedup(records, reference, config["gamma"])
         columns["baseline_run_id"] = run_id + ("" if config.is_vanilla else "/baseline")
     return columns
-
-
-def _served(config: RunConfig, images: Sequence[Record]) -> dict[str, Any]:
-    """The columns of images that a server decoded. Those that describe a local model and device stay empty."""
-    unknown = dict.fromkeys(("drafter", "rule", "weights", "device", "timing"))
-    sides = {side for record in images for side in record.size or ()}
-    resolution = sides.pop() if len(sides) == 1 else None  # square and equal
-    return unknown | {"resolution": resolution} | summary.served_columns(images, config["latency_bound"])
-
-
-def _served_remarks(
-    config: RunConfig,
-    sessions: Mapping[str, Mapping[str, Any]],
-    row: Mapping[str, Any],
-    images: Sequence[Record],
-) -> list[str]:
-    """Remarks on the measurement, and on the server's answers."""
-    remarks = []
-    if not row["server"]:
-        remarks.append("the server does not report its version, and server= is not set")
-    if "seed" in (fields := json.loads(config["extra_body"] or "{}")) and fields["seed"] is None:
-        remarks.append("the requests had no seed: another run produces other images")
-    if len(sessions) > 1:
-        remarks.append(f"requested by {len(sessions)} processes: their latencies are mixed")
-    if row["resolution"] is None and any(r.size for r in images):
-        remarks.append("the images are not squares of one size")
-    if others := sum(r.repeated == 0 for r in images):
-        times = "" if others == 1 else f" {others} times"
-        remarks.append(
-            f"the server had another image for the same prompt and seed{times}: its images cannot be made again"
-        )
-    if 0 < (reported := sum(r.ar_s is not None for r in images)) < len(images):
-        remarks.append(f"ar_s_mean: {reported} of {len(images)} answers had the times of the stages")
-    return remarks
 
 
 def _plugins(session: Mapping[str, Any], scores: Iterable[ScoreLine]) -> str | None:

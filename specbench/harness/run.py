@@ -16,7 +16,6 @@ except `provenance.MAY_CHANGE`, would mix two measurements in one row and is ref
 from __future__ import annotations
 
 import shutil
-import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,10 +36,10 @@ from specbench.harness.folder import (
     recorded_prompts,
     stored,
 )
-from specbench.harness.log import LOG, say, warn
+from specbench.harness.log import LOG, say
 from specbench.harness.scoring import Scoring
 from specbench.harness.worker import Loader
-from specbench.rows import report_text, sources, timing, trackers
+from specbench.rows import report_text, timing, trackers
 from specbench.rows.csv_files import as_read
 from specbench.rows.journal import Journal, Record, TimingJournal, read_of
 from specbench.rows.scores import ScoreLine
@@ -272,7 +271,6 @@ def _finish(
         title, quality = report_text.title(columns, config, len(cells)), report_text.quality(columns, config)
         sheet.save(folder.sheet, title, cells, quality)
         LOG.info("row written to %s", folder.row)
-        keep([(folder.path, columns)])
     return RunOutcome(columns, config, folder, unchanged)
 
 
@@ -321,16 +319,6 @@ def _announce_unmeasured(config: RunConfig, requests: Mapping[str, str]) -> None
             say(f"{name} stays empty: {few}, this run has {config.images:,}")
 
 
-def keep(rows: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:
-    """Adds finished runs' rows, each with its folder, to the store of results. A failure only prints a warning."""
-    if (path := sources.default_store()) is None:
-        return
-    try:
-        sources.add_to_store(path, [(folder.absolute(), row) for folder, row in rows])
-    except (OSError, sqlite3.Error, ValueError) as e:
-        warn(f"the row was not added to {path} ({e}); specbench collect reads it from its folder")
-
-
 def _load_pipeline(cfg: Mapping[str, Any]) -> BasePipeline:
     from specbench.harness.pipeline import Pipeline
 
@@ -342,9 +330,6 @@ def check(cfg: Mapping[str, Any]) -> None:
     """Raises UsageError for mistakes that show before a model is loaded: missing weights, a bad tree, a missing
     device."""
     trackers.check(cfg)
-    if parameters.is_served(cfg):
-        registry.find("engine", cfg["engine"]).check(cfg)
-        return
     from specbench.harness import method
     from specbench.harness.pipeline import engine_of, resolve_device
 

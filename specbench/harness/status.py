@@ -74,7 +74,7 @@ def of_run(path: Path) -> Status:
         baseline,
         None if None in times else together([0.0, *(time for time in times if time)]),
         _failures(folder, {cfg["method"]: method, "vanilla": vanilla}) if passes else [],
-        [finding.text for finding in of_records([method[i] for i in wanted if i in method], cfg.get("image_size"))],
+        [finding.text for finding in of_records([method[i] for i in wanted if i in method])],
         sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
     )
 

@@ -88,7 +88,7 @@ def _load(build: Callable[[], nn.Module], path: Path, device: str, ignored: Sequ
                     part.register_buffer("position_ids", torch.arange(old.shape[-1])[None], persistent=False)
         return network
 
-    return official.load_by_name(counted, official.open_source(path), device, torch.float32, [*ignored, *_COUNTED])
+    return official.load(counted, official.open_source(path), None, device, torch.float32, [*ignored, *_COUNTED])
 
 
 class CLIPCaptions:

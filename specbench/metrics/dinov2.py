@@ -116,4 +116,4 @@ class DINOv2(nn.Module):
 def load(path: Path, device: str, cfg: ViTConfig = ViTConfig()) -> DINOv2:
     """The network of the official file, in float32. Raises UsageError for a file with other tensors."""
     source = official.open_source(path)
-    return official.load_by_name(lambda: DINOv2(cfg), source, device, torch.float32, ["mask_token"])
+    return official.load(lambda: DINOv2(cfg), source, None, device, torch.float32, ["mask_token"])

@@ -72,7 +72,7 @@ def load(path: Path, architecture: str, device: str, wrappers: Sequence[str] = (
             network.attn_mask = torch.full((side, side), float("-inf")).triu(1)
         return network
 
-    return official.load_by_name(build, official.open_source(path, wrappers), device, torch.float32)
+    return official.load(build, official.open_source(path, wrappers), None, device, torch.float32)
 
 
 def preparation(size: int, mode: str, first: Resize | None) -> Callable[[np.ndarray], Tensor]:

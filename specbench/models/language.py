@@ -62,7 +62,6 @@ class Language(nn.Module):
     grammar: Grammar | None = None  # None: all tokens are allowed at all positions
     pads_see_all: bool = False  # see `LanguageSession`
     aux_hidden_layers: tuple[int, ...] = ()  # see `with_aux_hidden_layers`
-    order: Any = None  # of a model that does not use raster order; see `decoding.planned.TokenOrder`
     skips_padding: bool = False  # whether positions count from the first valid one
     _ropes: tuple[int, Tensor] | None = None  # the last rotary table, and its length of the prefix
 
@@ -76,17 +75,13 @@ class Language(nn.Module):
     def _build(self, block: BlockConfig, n_layer: int, vocabulary: int, tokens: int, head_hidden: int = 0) -> None:
         """vocabulary: rows of the input table; tokens: rows of the head; head_hidden: the width between the head's two
         layers, which have biases (0: one layer without bias)."""
-        self._build_trunk(block, n_layer, vocabulary)
-        self.head_hidden = nn.Linear(block.dim, head_hidden) if head_hidden else None
-        self.output = nn.Linear(head_hidden or block.dim, tokens, bias=bool(head_hidden))
-        self.vocab_size = tokens
-
-    def _build_trunk(self, block: BlockConfig, n_layer: int, vocabulary: int) -> None:
-        """Builds everything except the head."""
         self.block = block
         self.tok_embeddings = nn.Embedding(vocabulary, block.dim)
         self.layers = nn.ModuleList(Block(block) for _ in range(n_layer))
         self.norm = RMSNorm(block.dim, block.norm_eps)
+        self.head_hidden = nn.Linear(block.dim, head_hidden) if head_hidden else None
+        self.output = nn.Linear(head_hidden or block.dim, tokens, bias=bool(head_hidden))
+        self.vocab_size = tokens
 
     def ids(self, tokens: Tensor) -> Tensor:
         """The vocabulary ids of image tokens."""
@@ -146,7 +141,7 @@ class Language(nn.Module):
 
     def new_cache(self, rows: int, slots: int) -> KVCache:
         b = self.block
-        return KVCache(self.cache_layers, rows, b.n_kv_heads, slots, b.head_dim, self.norm.weight)
+        return KVCache(len(self.layers), rows, b.n_kv_heads, slots, b.head_dim, self.norm.weight)
 
     def hidden(
         self, x: Tensor, rope: Tensor, mask: Tensor | TreeMask, cache: KVCache | None, slots: Tensor | None
@@ -160,32 +155,16 @@ class Language(nn.Module):
         top, aux = out.split((self.block.dim, out.shape[-1] - self.block.dim), -1)
         return torch.cat([self.norm(top, kernels), aux], -1)
 
-    def hidden_at_positions(
-        self, session: LanguageSession, x: Tensor, rope: Tensor, mask: TreeMask, slots: Tensor, parallel: Any
-    ) -> Tensor:
-        """Hidden states (R, n, dim) that predict the tokens at `parallel.next_positions`, from the nodes' inputs x; see
-        `hidden`. In raster order, these are the nodes' hidden states."""
-        return self.hidden(x, rope, mask, session.cache, slots)
-
     @property
     def pass_weights(self) -> list[nn.Module]:
         """The modules whose weights a pass reads."""
         return [self.layers, self.norm, *self.head_layers]
 
-    @property
-    def cache_layers(self) -> int:
-        """The number of layers whose keys and values are stored."""
-        return len(self.layers)
-
     def uncached(self, prefix: Prefix, tokens: Tensor) -> Tensor:
         """Hidden states (R, P + n, dim) of a prefix and image tokens (R, n), in one pass without a cache. They equal
         the hidden states of a session, and have gradients if these are enabled."""
-        return self.in_one_pass(prefix, self.tok_embeddings(self.ids(tokens)))
-
-    def in_one_pass(self, prefix: Prefix, inputs: Tensor) -> Tensor:
-        """Like `uncached`, from the inputs (R, n, dim) of image tokens."""
         rows, before = prefix.inputs.shape[:2]
-        x = torch.cat([prefix.inputs, inputs], 1)
+        x = torch.cat([prefix.inputs, self.tok_embeddings(self.ids(tokens))], 1)
         positions = torch.arange(x.shape[1], device=x.device)
         rope = self.reserved(x.shape[1], before)
         usable = F.pad(prefix.valid, (0, x.shape[1] - before), value=True)
@@ -232,7 +211,6 @@ class LanguageSession:
         # copies, because these tensors are overwritten with another batch
         self.prefix = prefix = Prefix(prefix.inputs, prefix.valid.clone(), prefix.ids.clone())
         self.length, self.width, self.vocab_size = model.length, model.width, model.vocab_size
-        self.order = model.order
         self.codes = model.grammar.codes if model.grammar else model.vocab_size
         self.prefix_length = len(prefix)
         rows, device = len(prefix.inputs), prefix.inputs.device
@@ -356,7 +334,7 @@ class LanguageSession:
         else:
             x = self.embed(tokens, positions)
             rope = self.model.rope_at(self.rope, self.both(positions), self.padding)
-        hidden = self.model.hidden_at_positions(self, x, rope, mask, self.both(slots), fronts)
+        hidden = self.model.hidden(x, rope, mask, self.cache, self.both(slots))
         return self.model.head(hidden), hidden
 
     def commit(self, verdict: Any, tree: Any, count: Tensor) -> None:

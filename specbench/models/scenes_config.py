@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specbench.data import worlds
-from specbench.models.flashar import FlashARConfig
 from specbench.models.llamagen import LlamaGenConfig
 from specbench.models.mar import MARConfig
 from specbench.models.text import TextConfig
@@ -20,11 +19,6 @@ TARGET = LlamaGenConfig(
 )
 DRAFT = replace(TARGET, dim=96, n_layer=2, n_head=3, ffn_hidden=256)
 
-#: The class-conditional model that decodes in random orders.
-ARPG = LlamaGenConfig(
-    dim=128, n_layer=4, n_head=2, ffn_hidden=384, vocab_size=512, cls_token_num=1, block_size=256, num_classes=40
-)
-
 
 @dataclass(frozen=True)
 class WorldConfig:
@@ -33,11 +27,6 @@ class WorldConfig:
     tokenizer: VQConfig
     target: LlamaGenConfig
     draft: LlamaGenConfig
-
-    @property
-    def flashar(self) -> FlashARConfig:
-        """The target with branches of one block for anti-diagonals."""
-        return FlashARConfig(**asdict(self.target), branch_layers=1)
 
     def text(self, world: str) -> TextConfig:
         """The text encoder's configuration. Building the vocabulary takes a second."""

@@ -1,9 +1,9 @@
 """Degenerate images: of one colour, repeated, of few codes, or the same as another prompt's.
 
-Serving engines really return such images: a decoder whose half-precision values overflow or a safety filter returns
+Engines really return such images: a decoder whose half-precision values overflow or a safety filter returns
 black images, a cache that ignores the prompt returns one image for every request, a lost grid or greedy decoding
 returns a loop of codes. Scores do not show it. The checks use statistics of each image (`statistics`, in its record),
-its digest and its prompt. docs/serving.md says how far real images are from each bound.
+its digest and its prompt. docs/metrics.md says how far real images are from each bound.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specbench.storage import image_files
 #: A flat image: in no channel do two pixels differ by more levels of 255. A generated image of fog or of the night
 #: differs by tens; a lossy file format changes a single colour by at most one level.
 FLAT = 2
-#: The minimum side in pixels if no size was requested: one token of the image tokenizers with the usual factor of 16.
+#: The minimum side in pixels: one token of the image tokenizers with the usual factor of 16.
 LEAST_SIDE = 16
 #: A repeated image: the agreement of its codes, or of its pixels, with themselves at a shift (see `repetition`). It is
 #: 1 if a row, a column or a tile is repeated. Greedy decoding comes near to it in few images. Pixels agree in more
@@ -39,14 +39,14 @@ MOST = 0.1
 _CELLS = 64  # pixels are averaged over squares: at most this many on each side
 
 
-def statistics(pixels: np.ndarray | None, codes: np.ndarray | None) -> dict[str, Any]:
-    """The fields of `Record` that show whether an image is degenerate. pixels: (H, W, 3) uint8, or None without pixels;
-    codes: (rows, columns), or None if unknown."""
-    fields: dict[str, Any] = {"contrast": None if pixels is None else image_files.contrast(pixels)}
+def statistics(pixels: np.ndarray, codes: np.ndarray | None) -> dict[str, Any]:
+    """The fields of `Record` that show whether an image is degenerate. pixels: (H, W, 3) uint8; codes: (rows, columns),
+    or None if unknown."""
+    fields: dict[str, Any] = {"contrast": image_files.contrast(pixels)}
     if codes is not None and codes.size >= LEAST_CODES:
         fields["distinct"] = round(len(np.unique(codes)) / codes.size, 4)
         fields["repetition"] = round(repetition(codes), 4)
-    elif codes is None and pixels is not None and min(pixels.shape[:2]) >= LEAST_SIDE:
+    elif codes is None and min(pixels.shape[:2]) >= LEAST_SIDE:
         fields["repetition"] = round(pixel_repetition(pixels), 4)
     return fields
 
@@ -104,10 +104,14 @@ class ImageFacts:
 
     @classmethod
     def from_record(cls, record: Record) -> Self:
-        """The properties of an image that a run decoded or requested."""
-        width, height = record.size if record.size and len(record.size) == 2 else (0, 0)
-        size = (width, height) if width else None
-        return cls(record.prompt, record.sha256, record.contrast, size, record.distinct, record.repetition)
+        """The properties of an image that a run decoded."""
+        return cls(
+            record.prompt,
+            record.sha256,
+            record.contrast,
+            distinct=record.distinct,
+            repetition=record.repetition,
+        )
 
     @property
     def is_flat(self) -> bool:
@@ -125,23 +129,21 @@ class ImageFacts:
 
 class Finding(NamedTuple):
     """A problem of some images. text: a remark; images: their positions among the checked images; degenerate: whether
-    they count as degenerate. (An image of another size does not.)"""
+    they count as degenerate. (A small image does not.)"""
 
     text: str
     images: frozenset[int]
     degenerate: bool = True
 
 
-def findings(images: Sequence[ImageFacts], requested: str | None = None) -> list[Finding]:
+def findings(images: Sequence[ImageFacts]) -> list[Finding]:
     """The problems of the images of a run. An image counts in the first problem that it has.
 
     Two images of different prompts with equal pixels are a problem, even if they are the only ones: the tokens of an
     image have hundreds of bits, so that no two samples coincide, and a model that decodes greedily still depends on its
-    prompt. Equal images of one prompt are not a problem, since a server may decode greedily and ignore the seed.
+    prompt. Equal images of one prompt are not a problem, since an engine may decode greedily and ignore the seed.
     Prompts that differ only in case and white space count as one, because text encoders read them as one. Without any
     prompt, only a set of equal images is a problem, since a folder may contain copies.
-
-    requested: "WIDTHxHEIGHT", the requested size.
     """
     n, result = len(images), []
     rest = list(range(n))
@@ -153,8 +155,8 @@ def findings(images: Sequence[ImageFacts], requested: str | None = None) -> list
         if matches := frozenset(i for i in rest if getattr(images[i], name)):
             result.append(Finding(f"{len(matches)} of {n} images {what}", matches))
         rest = [i for i in rest if i not in matches]
-    if wrong := _of_wrong_size(images, requested):
-        result.append(wrong)
+    if small := _small(images):
+        result.append(small)
     if any(image.prompt for image in images):
         if copies := frozenset(_shared(images, rest)):
             text = f"{len(copies)} of {n} images equal the image of another prompt to the pixel"
@@ -164,16 +166,14 @@ def findings(images: Sequence[ImageFacts], requested: str | None = None) -> list
     return result
 
 
-def _of_wrong_size(images: Sequence[ImageFacts], requested: str | None) -> Finding | None:
-    """The images of another size than the requested one. Without a requested size: very small images."""
-    sizes = {i: image.size for i, image in enumerate(images) if image.size}
-    wrong = {i: s for i, s in sizes.items() if (f"{s[0]}x{s[1]}" != requested if requested else min(s) < LEAST_SIDE)}
-    if not wrong:
+def _small(images: Sequence[ImageFacts]) -> Finding | None:
+    """The images with a very small side."""
+    small = {i: image.size for i, image in enumerate(images) if image.size and min(image.size) < LEAST_SIDE}
+    if not small:
         return None
-    what = f"are not {requested} as requested" if requested else f"have a side below {LEAST_SIDE} pixels"
-    width, height = min(wrong.values(), key=lambda s: s[0] * s[1])
-    text = f"{len(wrong)} of {len(images)} images {what} (the smallest is {width}x{height})"
-    return Finding(text, frozenset(wrong), degenerate=False)
+    width, height = min(small.values(), key=lambda s: s[0] * s[1])
+    what = f"have a side below {LEAST_SIDE} pixels (the smallest is {width}x{height})"
+    return Finding(f"{len(small)} of {len(images)} images {what}", frozenset(small), degenerate=False)
 
 
 def _shared(images: Sequence[ImageFacts], among: Sequence[int]) -> list[int]:
@@ -185,15 +185,9 @@ def _shared(images: Sequence[ImageFacts], among: Sequence[int]) -> list[int]:
     return [i for sharing in by_digest.values() if len(set(sharing.values())) > 1 for i in sharing]
 
 
-def of_records(records: Sequence[Record], requested: str | None = None) -> list[Finding]:
+def of_records(records: Sequence[Record]) -> list[Finding]:
     """The `findings` on the images of a run."""
-    return findings([ImageFacts.from_record(record) for record in records], requested)
-
-
-def column(records: Sequence[Record], wrong: Sequence[Finding]) -> int | None:
-    """The column `degenerate_images` of these records; None for older records, which were not checked."""
-    known = any(record.contrast is not None or record.distinct is not None for record in records)
-    return count(wrong) if known else None
+    return findings([ImageFacts.from_record(record) for record in records])
 
 
 def count(wrong: Sequence[Finding]) -> int:

@@ -90,8 +90,7 @@ class AppendOnly(Generic[T]):
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One image. Times are wall seconds; times of a batch are divided evenly over its images. For an image that a
-    server decoded (`request_s`), tokens and steps are unknown: 0."""
+    """One image. Times are wall seconds; times of a batch are divided evenly over its images."""
 
     index: int  # of the image (see `indices`); the first image of a prompt has the index of the prompt; with the seed,
     # the key of the random stream
@@ -123,7 +122,6 @@ class Record:
     first_accept: float | None = None  # probability with which the rule keeps the first candidate, mean of drafts
     draft_top1: float | None = None  # share of drafts whose top-1 next token is the target's top-1
     draft_top3: float | None = None  # share of drafts with the target's top-1 in their top-3
-    select_share: float | None = None  # share of selections (select=auto) over nodes with a choice, mean of drafts
     # The distance between the distributions that its tokens were emitted from and the target's (see
     # `decoding.emitted`), means over tokens: total variation; KL divergence in nats, None if it is infinite; mass where
     # the target has none.
@@ -145,13 +143,6 @@ class Record:
     fallbacks: int | None = None  # how many of those tokens were accepted because no tries remained
     draft_s: float | None = None  # its share of the drafting time of its batch
     made: int | None = None  # tokens drafted, including those that were never verified
-    # For an image that a server decoded: seconds from its arrival to its answer, and the number of requests.
-    request_s: float | None = None
-    attempts: int | None = None
-    failed: int | None = None  # requests for it that an earlier start gave up
-    size: list[int] | None = None  # width and height in pixels, which the server chose
-    ar_s: float | None = None  # seconds of the stages that decode tokens, as the server reports them
-    repeated: int | None = None  # 1: an earlier request with its prompt and seed had the same image; 0: another one
     # Whether it is degenerate (see `rows.degenerate`).
     contrast: int | None = None  # the maximum difference of two pixels in a channel
     distinct: float | None = None  # different codes / codes of the image
@@ -159,7 +150,7 @@ class Record:
     id: str  # name of the prompt in its data set, by which metrics pair
     category: str | None = None  # of the prompt, as its data set names it
     done: float  # when it was decoded, seconds since 1970
-    config: str | None = None  # hash of the configuration (`provenance.decoding_hash`); older records have none
+    config: str = ""  # hash of the configuration (`provenance.decoding_hash`), set by the process that writes it
 
     @property
     def is_baseline(self) -> bool:
@@ -265,7 +256,7 @@ def fault(record: Record) -> str:
             number = type(value) is int or (kind == "float" and type(value) is float)
             if not number or not abs(value) < _LARGEST:
                 return f"has no {'integer' if kind == 'int' else 'number'} as {name} ({plain(value):.40})"
-            least = name == "batch" or (name in ("tokens", "steps") and record.request_s is None)
+            least = name in ("batch", "tokens", "steps")
             if name not in ("log_prob_mean", "emitted_tv", "emitted_kl") and value < least:
                 return f"has {name} {value}"
         elif kind == "str" and not isinstance(value, str):

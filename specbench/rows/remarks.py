@@ -26,11 +26,6 @@ def measurement_remarks(
         remarks.append(f"departs from variant {cfg['variant']}: {', '.join(other)}")
     if not parameters.in_raster_order(cfg):
         remarks.append("perplexity, log_prob: of each token given those that existed when it was sampled")
-    singly = "iterations" in cfg
-    grouped = parameters.kind("model", cfg["model"]) == "ordered" and (not singly or cfg["iterations"])
-    if row["baseline_run_id"] and grouped:
-        over = "with one token a pass, in the same orders" if singly else "itself, whose groups are part of the model"
-        remarks.append(f"speed-ups: over {cfg['model']} {over}")
     if cfg["batch"] > 1:
         remarks.append(f"decoded in batches of {cfg['batch']}: a latency is measured at batch 1 only")
     if timing.is_timed(cfg) and not timed:
@@ -70,15 +65,10 @@ def emitted_remarks(cfg: Mapping[str, Any], images: Sequence[Record]) -> list[st
         not_drawn = {"stored": "old", "siblings": "residual", "coupling": "threshold", "opening": "greedy"}
         if any(cfg.get(name) == value for name, value in not_drawn.items()):
             what = "tokens that were not drawn from their stored distribution"
-        if cfg.get("drafter") == "vvs" or cfg.get("rounds") is not None:
+        if cfg.get("drafter") == "vvs":
             what = "tokens that are not verified"
         if not parameters.in_raster_order(cfg):
-            who = (
-                cfg["model"]
-                if parameters.kind("model", str(cfg.get("model"))) == "ordered"
-                else f"drafter {cfg['drafter']}"
-            )
-            what = f"{who}, whose tokens are not sampled in raster order"
+            what = f"drafter {cfg['drafter']}, whose tokens are not sampled in raster order"
         return [f"emitted_kl: like emitted_tv not computed for {what}"]
     if len(outside) < len(images):
         return [f"emitted_kl: not recorded for {len(images) - len(outside)} images, which an earlier process decoded"]

@@ -18,13 +18,7 @@ _LEAST = 0.05  # seconds; shorter parts of a start are not listed
 
 
 def describe(cfg: Mapping[str, Any]) -> str:
-    """How the images were made: "cool_sd (drafter eagle_tree, rule cool, delta 1.1)" or, with a server, "served (4
-    requests at a time)"."""
-    if parameters.is_served(cfg):
-        limit = cfg["concurrency"]
-        if cfg["request_rate"] is None:
-            return f"served ({limit or 1} request{'s' * (limit not in (None, 1))} at a time)"
-        return f"served ({cfg['request_rate']:g} requests/s" + (f", at most {limit} at a time)" if limit else ")")
+    """How the images were made: "cool_sd (drafter eagle_tree, rule cool, delta 1.1)"."""
     parts = [f"variant {cfg['variant']}"] if "variant" in cfg else []
     parts += [f"drafter {cfg['drafter']}", f"rule {cfg['rule']}"]
     if (verification := cfg.get("verification", "token")) != "token":
@@ -39,8 +33,8 @@ def title(row: Mapping[str, Any], config: RunConfig, prompts: int) -> str:
     """The title of a contact sheet that shows the first `prompts` prompts of a run."""
     images = prompts * config.images_per_prompt
     part = "" if images == row["images"] else f", first {images}"
-    length = "" if config.is_served else f", {row['accepted_length_mean']:.2f} tokens a step"
-    return f"{row['model']}: {describe(config)}{length} ({row['images']} images{part})"
+    length = f"{row['accepted_length_mean']:.2f} tokens a step"
+    return f"{row['model']}: {describe(config)}, {length} ({row['images']} images{part})"
 
 
 def quality(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> list[str]:
@@ -59,7 +53,7 @@ def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
         return summary.with_error(row[name], row.get(stderr_of(name)), digits) + unit
 
     measured, row = row, shown(row)
-    lines = _served_lines(row, value) if parameters.is_served(cfg) else _speed_lines(row, value)
+    lines = _speed_lines(row, value)
     against_vanilla = {item.column: item for item in differences(row, _columns(cfg))}
     for name in _columns(cfg):
         backend = f"  [{row[f'{name}_backend']}]" if row.get(f"{name}_backend") else ""
@@ -68,14 +62,13 @@ def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
             lines += [("", sentence) for sentence in against_vanilla[name].sentences()]
     lines += [("tests", several(against_vanilla.values())), ("note", str(row.get("note") or ""))]
     source = "/".join(filter(None, [row["data"], row["split"]]))
-    where = row["device_name"] or row["server"] or "an unnamed server"
     per_prompt = cfg.get("images_per_prompt") or 1
     count = (
         f"n={row['n']}"
         + (f" (shard {row['shard']})" if row.get("shard") else "")
         + (f" with {per_prompt} images each" if per_prompt > 1 else "")
     )
-    head = f"{row['model']}: {describe(cfg)}, {source}, {count}, {where} (± standard error)"
+    head = f"{row['model']}: {describe(cfg)}, {source}, {count}, {row['device_name']} (± standard error)"
     return "\n".join([head, *(line(name, text) for name, text in lines if text)])
 
 
@@ -142,19 +135,6 @@ def why_slower(row: Mapping[str, Any]) -> str:
     )
 
 
-def _served_lines(row: Mapping[str, Any], value: Callable[..., str]) -> list[tuple[str, str]]:
-    """Name -> text of the measurements of a server; value: the function of `report`."""
-    tail = ", ".join(f"p{p} {value(f'request_s_p{p}', digits=3)}" for p in (50, 95, 99))
-    lines = [
-        ("request latency", f"{value('request_s_mean', ' s', 3)}; {tail}"),
-        ("throughput", value("served_images_per_s", " images/s", 3)),
-    ]
-    if row["latency_bound"] is not None:
-        lines.append(("goodput", f"{value('goodput')} of the requests within {row['latency_bound']:g} s"))
-    lines.append(("requests", f"{row['request_retries']} attempts repeated, {row['requests_failed']} failed before"))
-    return lines
-
-
 @dataclass(frozen=True)
 class TimeSpent:
     """The times of one start of a run, in seconds since 1970: the start, the end of decoding (including loading), the
@@ -172,15 +152,15 @@ class TimeSpent:
 
         Args:
             records: of the method and of vanilla AR, including repeated timings. Records of earlier starts do not
-            count. sessions: the processes that decoded, see `provenance.RunMetadata`. If several decoded at the same
-            time, or
-                a server did, the seconds of images do not sum to wall time, and decoding is one part.
+                count.
+            sessions: the processes that decoded, see `provenance.RunMetadata`. If several decoded at the same time, the
+                seconds of images do not sum to wall time, and decoding is one part.
         """
         decoding, rest = self.decoded - self.began, self.ended - self.scored
         here = [r for r in records if r.done >= self.began]
         used = [sessions.get(name, {}) for name in {r.session for r in here}]
         parts: dict[str, float] = {}
-        if here and all(r.request_s is None for r in here) and all(s.get("workers", 1) == 1 for s in used):
+        if here and all(s.get("workers", 1) == 1 for s in used):
             parts = {"loading": sum(float(s.get("loaded_s") or 0) for s in used), "drafting": 0.0}
             for r in here:
                 drafting, side = r.draft_s or 0.0, "vanilla" if r.is_baseline else method

@@ -1,38 +1,23 @@
-"""Rows of runs from any source: CSV and Parquet files, stores, and folders of runs, nested as in grids and suites.
-
-A store is a SQLite file. Every finished run adds its row to the store of results: runs/results.sqlite next to the
-folders of runs, another file that $SPECBENCH_STORE names, or no store for `none`. A run has one row there: a later row
-of the same folder or of the same run_id replaces it. Columns of a newer version are added to the table. SQLite locks
-the file, and a kill leaves a whole row or none.
-"""
+"""Rows of runs from any source: CSV and Parquet files, and folders of runs, nested as in grids and suites."""
 
 from __future__ import annotations
 
-import os
-import sqlite3
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbench.errors import UsageError, decimal, install, plain
+from specbench.errors import UsageError, install
 from specbench.rows import baseline
-from specbench.rows.columns import COLUMNS, NUMBERS, RENAMED_COLUMNS
-from specbench.rows.csv_files import as_cells, as_read, has_runs, read_rows, to_csv
+from specbench.rows.columns import COLUMNS, NUMBERS
+from specbench.rows.csv_files import as_read, has_runs, read_rows, to_csv
 from specbench.storage.files import atomic_path, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
 
 ROW = "row.csv"  # in a run's folder
-#: The environment variable with the path of the store of results.
-PLACE = "SPECBENCH_STORE"
-STORE = Path("runs", "results.sqlite")
-_STORES = (".sqlite", ".sqlite3", ".db")
 _PARQUET = ".parquet"
-_PATIENCE = 30.0  # seconds that a process waits for another process's lock
-_FOLDER = "folder"  # a store's column with a run's folder, before the columns of `COLUMNS`
 
 
 def frame(*sources: str | Path) -> pd.DataFrame:
@@ -70,9 +55,7 @@ def read(sources: Sequence[Path], baselines: bool = False) -> tuple[list[dict[st
 
 def _of_source(source: Path, notes: list[str]) -> Iterator[tuple[Path | None, dict[str, Any]]]:
     """Rows, with the folders of their runs if known."""
-    if source.is_file() and source.suffix in _STORES:
-        yield from ((Path(folder) if folder else None, row) for folder, row in read_store(source))
-    elif source.is_file():
+    if source.is_file():
         yield from ((None, row) for row in rows_of_table(source) or ())
     elif source.is_dir():
         for path in tables_in(source):
@@ -87,12 +70,9 @@ def _of_source(source: Path, notes: list[str]) -> Iterator[tuple[Path | None, di
 
 
 def rows_of_table(path: Path) -> list[dict[str, Any]] | None:
-    """The rows of a CSV or Parquet file or of a store; None for a file with other content. UsageError if it is
-    damaged."""
+    """The rows of a CSV or Parquet file; None for a file with other content. UsageError if it is damaged."""
     if path.suffix == _PARQUET:
         return _read_parquet(path)
-    if path.suffix in _STORES:
-        return [row for _, row in read_store(path)]
     return read_rows(path) if has_runs(path) else None
 
 
@@ -124,131 +104,40 @@ def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Writes rows to a file in the format of its ending. UsageError for an unknown ending, or if pyarrow is missing."""
     if path.suffix == ".csv":
         write_atomically(path, to_csv(rows).encode())
-    elif path.suffix in _STORES:
-        add_to_store(path, ((row["run_id"], row) for row in rows))
     elif path.suffix == _PARQUET:
         _write_parquet(path, rows)
     else:
-        raise UsageError(f"out= must end in .csv, {_PARQUET} or {_STORES[0]} (got {path})")
-
-
-# Stores
-
-
-def default_store() -> Path | None:
-    """The store of results of runs that are started here; None if the user wants none."""
-    path = os.environ.get(PLACE, "")
-    return None if path == "none" else Path(path).expanduser() if path else STORE
-
-
-def add_to_store(path: Path, rows: Iterable[tuple[Path | str, Mapping[str, Any]]]) -> None:
-    """Adds rows with the folders of their runs. Raises OSError or sqlite3.Error if the file cannot be written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)) as file:
-        file.execute("BEGIN IMMEDIATE")
-        try:
-            _prepare(file)
-            for folder, row in rows:
-                _replace(file, str(folder), row)
-        except BaseException:
-            file.execute("ROLLBACK")
-            raise
-        file.execute("COMMIT")
-
-
-def _prepare(file: sqlite3.Connection) -> None:
-    names = {name for _, name, *_ in file.execute("PRAGMA table_info(rows)")}
-    if not names:
-        columns = ", ".join(_quoted(name) for name in COLUMNS if name != "run_id")
-        file.execute(f'CREATE TABLE rows ("run_id" PRIMARY KEY, {_quoted(_FOLDER)}, {columns})')
-        return
-    for name in COLUMNS:
-        if name not in names:
-            file.execute(f"ALTER TABLE rows ADD COLUMN {_quoted(name)}")
-
-
-def _replace(file: sqlite3.Connection, folder: str, row: Mapping[str, Any]) -> None:
-    cells = {_FOLDER: folder, **{name: text for name, text in as_cells(row).items() if text}}
-    file.execute('DELETE FROM rows WHERE "folder" = ? AND run_id <> ?', (folder, row["run_id"]))
-    names = ", ".join(map(_quoted, cells))  # names of our own columns: no SQL injection
-    marks = ", ".join("?" * len(cells))
-    file.execute(f"INSERT OR REPLACE INTO rows ({names}) VALUES ({marks})", [_typed(*cell) for cell in cells.items()])  # noqa: S608
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _typed(name: str, text: str) -> Any:
-    """A cell as SQLite compares it: a number in a column of numbers."""
-    try:
-        number = decimal(text)
-    except ValueError:
-        return text
-    if name not in NUMBERS:
-        return text
-    return int(text) if text.lstrip("-").isdecimal() and abs(number) < 2**63 else number
-
-
-def read_store(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The folders and the rows of a store, with the rows as in `read_rows`. UsageError if the file is not a store."""
-    if not path.is_file():
-        raise UsageError(f"there is no store {path}")
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_PATIENCE)) as file:
-            file.row_factory = sqlite3.Row
-            until = time.monotonic() + _PATIENCE
-            file.set_progress_handler(lambda: time.monotonic() > until, 100)  # a generated column may never end
-            kinds = [kind for (kind,) in file.execute("SELECT type FROM sqlite_master WHERE name = 'rows'")]
-            if kinds and kinds != ["table"]:
-                raise UsageError(f"{path} is not a store of rows ('rows' is a {plain(kinds[0])}); name another file")
-            table = [dict(row) for row in file.execute("SELECT * FROM rows ORDER BY rowid")]
-    except sqlite3.Error as e:
-        raise UsageError(f"{path} is not a store of rows ({plain(e)}); name another file") from None
-    rows = []
-    for cells in table:
-        folder = str(cells.pop(_FOLDER, "") or "")
-        row = as_read({RENAMED_COLUMNS.get(name) or name: cell for name, cell in cells.items()})
-        if row["run_id"] is None:
-            raise UsageError(f"{path}: a row has no run_id; remove it")
-        rows.append((folder, row))
-    return rows
-
-
-# Parquet
-
-
-def _pyarrow() -> Any:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise UsageError(f"Parquet files need pyarrow: {install('parquet')}, or use a .csv file") from None
-    return pyarrow
+        raise UsageError(f"out= must end in .csv or {_PARQUET} (got {path})")
 
 
 def _read_parquet(path: Path) -> list[dict[str, Any]]:
-    pyarrow = _pyarrow()
+    import pandas as pd
+
     try:
-        rows = pyarrow.parquet.read_table(path).to_pylist()
+        cells = pd.read_parquet(path, dtype_backend="numpy_nullable").astype(object)
+    except ImportError:
+        raise _needs_pyarrow() from None
     except Exception as e:  # for a damaged file, the library raises various errors
         raise UsageError(f"cannot read {path} ({type(e).__name__}); name another file") from None
-    if rows and not {"run_id", "config_hash"} <= rows[0].keys():
+    if not {"run_id", "config_hash"} <= {*cells}:
         return []
-    return [as_read(row) for row in rows]
+    rows = cells.where(cells.notna(), None).to_dict("records")
+    return [as_read({str(name): cell for name, cell in row.items()}) for row in rows]
 
 
 def _write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Numbers as int64 or float64, everything else as text; an empty cell is null."""
-    pyarrow = _pyarrow()
-    columns = {}
-    for name in COLUMNS:
-        cells = [row.get(name) for row in rows]
-        known = [cell for cell in cells if cell is not None]
-        read: type = str
-        kind = pyarrow.string()
-        if name in NUMBERS and not any(isinstance(cell, str) for cell in known):
-            whole = all(isinstance(cell, int) and abs(cell) < 2**63 for cell in known)
-            read, kind = (int, pyarrow.int64()) if whole else (float, pyarrow.float64())
-        columns[name] = pyarrow.array([None if cell is None else read(cell) for cell in cells], type=kind)
+    import pandas as pd
+
+    text = dict.fromkeys(COLUMNS.keys() - NUMBERS, "string")
+    cells = pd.read_csv(StringIO(to_csv(rows)), engine="python", dtype=text, keep_default_na=False, na_values=[""],
+                        dtype_backend="numpy_nullable")  # fmt: skip
     with atomic_path(path) as temporary:
-        pyarrow.parquet.write_table(pyarrow.table(columns), temporary)
+        try:
+            cells.to_parquet(temporary, index=False)
+        except ImportError:
+            raise _needs_pyarrow() from None
+
+
+def _needs_pyarrow() -> UsageError:
+    return UsageError(f"Parquet files need pyarrow: {install('parquet')}, or use a .csv file")

@@ -97,8 +97,8 @@ def speed(images: Sequence[Record]) -> dict[str, Any]:
             "pixels_s": mean([r.pixels_s for r in images], batches),
         }
     )
-    if spent := _seconds_of_batches(images):
-        columns |= {f"batch_s_p{p}": float(np.percentile(spent, p)) for p in (50, 95)}
+    spent = _seconds_of_batches(images)
+    columns |= {f"batch_s_p{p}": float(np.percentile(spent, p)) for p in (50, 95)}
     latency = [r.latency_s for r in images if r.latency_s is not None]
     if len(latency) == len(images):
         columns |= with_errors({"latency_s_mean": mean(latency, prompts)})
@@ -111,9 +111,7 @@ def speed(images: Sequence[Record]) -> dict[str, Any]:
 
 
 def _seconds_of_batches(images: Sequence[Record]) -> list[float]:
-    """Decode seconds of every timed batch; [] for older records, which do not say which images were in one batch."""
-    if any(r.timed is None for r in images):
-        return []
+    """Decode seconds of every timed batch."""
     # Some images of a batch may be missing: after a kill, or with a smaller n.
     return list({(r.session, r.timed): r.decode_s * r.batch for r in images}.values())
 
@@ -198,7 +196,7 @@ def columns(images: Sequence[Record], raster: bool = True) -> dict[str, Any]:
         columns["proposals_max"] = max(max(r.tries or (0,)) for r in images)
         columns["residual_fallbacks"] = sum(r.fallbacks or 0 for r in images)
     drafted = np.mean([is_accepted_draft(r) for r in images], 0) if raster and len(by_depth) else None
-    drafts = ("first_accept", "draft_tv", "draft_top1", "draft_top3", "select_share")
+    drafts = ("first_accept", "draft_tv", "draft_top1", "draft_top3")
     means = {name: _mean_over_drafts(images, name) for name in drafts}
     return (
         columns
@@ -318,39 +316,3 @@ def is_accepted_draft(record: Record) -> np.ndarray:
 
 def _steps(record: Record) -> np.ndarray:
     return np.array(record.accepted_per_step, dtype=np.int64)
-
-
-def is_served(images: Sequence[Record]) -> bool:
-    """Whether a server decoded these images."""
-    return any(r.request_s is not None for r in images)
-
-
-def served_columns(images: Sequence[Record], bound: float | None) -> dict[str, Any]:
-    """The columns of images that a server decoded; those that it does not report stay empty. bound: the latency in
-    seconds up to which a request counts in goodput; None: goodput is not measured."""
-    failed = sum(r.failed or 0 for r in images)
-    seconds = [r.request_s or 0.0 for r in images]
-    estimates = {"request_s_mean": mean(seconds, by_prompt(images))}
-    if known := [(r.ar_s, r.request_s or 0.0, i) for i, r in enumerate(images) if r.ar_s is not None]:
-        prompts = by_prompt(images)
-        spent, whole, groups = [k[0] for k in known], [k[1] for k in known], prompts and [prompts[k[2]] for k in known]
-        estimates |= {"ar_s_mean": mean(spent, groups), "ar_share": ratio(spent, whole, groups)}
-    if bound is not None:
-        estimates["goodput"] = mean([float(s <= bound) for s in seconds] + [0.0] * failed)
-    return with_errors(estimates) | {
-        "tokens": tokens.pop() if len(tokens := {r.tokens for r in images}) == 1 and tokens != {0} else None,
-        "request_s_std": _std(seconds),
-        **{f"request_s_p{p}": float(np.percentile(seconds, p)) for p in (50, 95, 99)},
-        "served_images_per_s": _served_per_second(images),
-        "request_retries": sum((r.attempts or 1) - 1 for r in images),
-        "requests_failed": failed,
-    }
-
-
-def _served_per_second(images: Sequence[Record]) -> float | None:
-    """Images over the seconds from the first arrival to the last answer, summed over the processes that requested."""
-    total = 0.0
-    for session in {r.session for r in images}:
-        images_here = [r for r in images if r.session == session]
-        total += max(r.done for r in images_here) - min(r.done - (r.request_s or 0.0) for r in images_here)
-    return len(images) / total if total > 0 else None

@@ -44,14 +44,12 @@ def is_timed(cfg: Mapping[str, Any]) -> bool:
     """Whether a run measures its seconds: as `timing` says; by default, if one process decodes one image at a time."""
     if cfg.get("timing") is not None:
         return bool(cfg["timing"])
-    if "batch" not in cfg:  # a server decodes
-        return False
     return cfg["batch"] == 1 and cfg["workers"] == 1 and not cfg["ray_address"]
 
 
 def was_timed(images: Sequence[Record]) -> bool:
-    """Whether all of these images were timed. (Older records have a latency but no number.)"""
-    return all(r.timed is not None or r.latency_s is not None for r in images)
+    """Whether all of these images were timed."""
+    return all(r.timed is not None for r in images)
 
 
 def pairs(images: Sequence[Record], vanilla: Sequence[Record]) -> list[Pair]:

@@ -21,8 +21,7 @@ from specbench.storage import home, image_files
 _LONGEST = 500  # maximum characters of a parameter on servers of MLflow
 #: Columns that identify a row and are not parameters.
 _IDENTITY = (
-    *("specbench", "commit", "config_hash", "prompts_hash", "baseline_run_id", "device_name", "torch", "server"),
-    "note",
+    *("specbench", "commit", "config_hash", "prompts_hash", "baseline_run_id", "device_name", "torch", "note"),
 )
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,43 +32,25 @@ def read(path: Path) -> np.ndarray:
             raise UsageError(f"{path} is not a file; name an existing file or folder of images")
         if not path.stat().st_size:
             raise UsageError(f"{path} is empty; make that image again, or remove the file")
-    except UsageError:
-        raise
-    except Exception as e:
-        raise _unreadable(path, e) from None
-    return _read(lambda: path, path)
-
-
-def read_bytes(content: bytes, name: str) -> np.ndarray:
-    """`read` for the content of a file; name: for messages."""
-    return _read(lambda: io.BytesIO(content), name)
-
-
-def _read(source: Callable[[], Path | io.BytesIO], name: Path | str) -> np.ndarray:
-    try:
-        with Image.open(source(), formats=FORMATS) as opened:
+        with Image.open(path, formats=FORMATS) as opened:
             width, height = opened.size
             if width * height > LARGEST:
-                raise UsageError(f"{name} has {width}x{height} pixels, more than {LARGEST:,}; use a smaller image")
+                raise UsageError(f"{path} has {width}x{height} pixels, more than {LARGEST:,}; use a smaller image")
             if max(width, height) > NARROWEST * min(width, height):
-                raise UsageError(f"{name} has {width}x{height} pixels, which is too narrow to score; use another image")
+                raise UsageError(f"{path} has {width}x{height} pixels, which is too narrow to score; use another image")
             if opened.format == "PNG":
                 opened.verify()  # checks the checksums of its chunks, which reading does not; the file must be reopened
-        with Image.open(source(), formats=FORMATS) as opened:
+        with Image.open(path, formats=FORMATS) as opened:
             return np.array(_rgb(ImageOps.exif_transpose(opened)))
     except UsageError:
         raise
     except UnidentifiedImageError:
-        raise UsageError(f"{name} is not an image in a supported format ({', '.join(FORMATS)})") from None
+        raise UsageError(f"{path} is not an image in a supported format ({', '.join(FORMATS)})") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise UsageError(f"{name} has more than {LARGEST:,} pixels; use a smaller image") from None
+        raise UsageError(f"{path} has more than {LARGEST:,} pixels; use a smaller image") from None
     except Exception as e:  # each of Pillow's readers has its own errors for a damaged file
-        raise _unreadable(name, e) from None
-
-
-def _unreadable(name: Path | str, error: Exception) -> UsageError:
-    text = " ".join(str(error).split())[:200]
-    return UsageError(f"cannot read the image {name} ({text}); it is cut off or damaged: make it again")
+        text = " ".join(str(e).split())[:200]
+        raise UsageError(f"cannot read the image {path} ({text}); it is cut off or damaged: make it again") from None
 
 
 def _rgb(image: Image.Image) -> Image.Image:
@@ -134,13 +115,6 @@ def contrast(image: np.ndarray) -> int:
     """The maximum difference of two pixels of an image (H, W, 3) uint8 in a channel: 0 for a single colour, at most
     255."""
     return max(int(np.ptp(image[..., channel])) for channel in range(3))
-
-
-def code_map(codes: np.ndarray) -> np.ndarray:
-    """Codes (..., rows, columns) below 2^16 as pixels (..., rows, columns, 3) uint8: the high byte in red, the low byte
-    in green. It is not an image: a folder stores it if nothing here decodes the codes, so that they can be compared and
-    read again."""
-    return np.stack([codes >> 8, codes & 255, np.zeros_like(codes)], -1).astype(np.uint8)
 
 
 class ImageArray:

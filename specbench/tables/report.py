@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.compare import breakdown, passes
-from specbench.config import configuration, parameters, variants
+from specbench.config import configuration, parameters
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError, plain
 from specbench.rows import baseline, provenance, selection, sources
@@ -62,7 +62,7 @@ class ReportContent:
 
 
 def gather(paths: Sequence[Path], runs: Sequence[Path], images: int, gallery: Sequence[Path] = ()) -> ReportContent:
-    """The rows of the files in `paths` (CSV, Parquet, stores), of the tables in the folders in `paths`, and of every
+    """The rows of the files in `paths` (CSV, Parquet), of the tables in the folders in `paths`, and of every
     run in these folders, in the folders `runs`, and in their subfolders; of these runs also the first `images` images.
     Folders in `gallery` only provide images of these rows.
 
@@ -150,10 +150,9 @@ def _add_row(row: dict[str, Any], file: str, report: ReportContent) -> bool:
 
 def _shown(report: ReportContent) -> list[dict[str, Any]]:
     """The newest row of every configuration, and the rows of the runs whose folders are given."""
-    newest: dict[tuple[str | None, ...], dict[str, Any]] = {}
+    newest: dict[str, dict[str, Any]] = {}
     for run_id, row in report.by_id.items():
-        # For a served run, the server names the model and its own version.
-        key = row["config_hash"] or f"run {run_id}", row["server"], row["server"] and row["model"]
+        key = row["config_hash"] or f"run {run_id}"
         if key not in newest or (row["time"] or "") >= (newest[key]["time"] or ""):
             newest[key] = row
     chosen = {row["run_id"] for row in newest.values()} | {run_id for _, run_id in report.folders}
@@ -162,18 +161,11 @@ def _shown(report: ReportContent) -> list[dict[str, Any]]:
 
 def command(row: Mapping[str, Any]) -> tuple[str, bool]:
     """The command line of the run of a row, and whether it gives exactly the same configuration. A row does not contain
-    all parameters of a run, and parameters of an older version may have another meaning today. For images from a
-    server, the address is missing."""
-    if parameters.is_served(row):
-        names = [name for name in parameters.parameters_of(row) if name not in (*parameters.SERVED, "device")]
-        known = [f"{name}={_text(row[name])}" for name in names if row.get(name) is not None]
-        return f"specbench run {shlex.join(['url=...', 'model_name=' + str(row['model']), *known])}", False
+    all parameters of a run."""
     try:
         arguments, preset = _preset(row)
         for name, value in preset.items():
             in_row = name in row and name not in ("model", "method", *parameters.PARTS, "device", "weights")
-            if row.get(name) is None and variants.ADDED.get(name) == value:
-                continue  # the row is from a version without the parameter
             if in_row and _text(row[name]) != _text(value):
                 arguments.append(f"{name}={_text(row[name])}")
         if row["weights"] == "random":
@@ -364,8 +356,6 @@ def label(row: Mapping[str, Any]) -> str:
 
 def differences(row: Mapping[str, Any]) -> dict[str, str]:
     """The parameters of a row's method or sampling that differ from the preset of the method with its parts."""
-    if parameters.is_served(row):
-        return {name: _short(row[name]) for name in ("concurrency", "request_rate") if row[name] is not None}
     try:
         arguments, preset = _preset(row)
     except UsageError:

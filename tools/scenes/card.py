@@ -181,30 +181,6 @@ def class_statistics(assets: Path, device: torch.device, trial: Trial) -> dict[s
     return statistics
 
 
-def order_statistics(assets: Path, device: torch.device, trial: Trial) -> dict[str, float]:
-    """Share of shapes and colours that the reader reads as in the class, for the model that decodes in random order: in
-    its default number of passes, and token by token. Empty without a reader. `..._tokenized` is the share on real
-    images after the tokenizer."""
-    if not (assets / "scenes_reader.safetensors").is_file():
-        return {}
-    reader = ev.load(assets / "scenes_reader.safetensors", ev.AttributeReader, device)
-    real, numbers = scenes_classes.portraits("validation", trial.count)
-    items = scenes_classes.items({"seed": 0, "n": trial.count})
-    pipeline = _pipeline(assets, device, "model=arpg_scenes", "method=vanilla")
-    tokenizer = pipeline.model.tokenizer
-    with torch.inference_mode():
-        reconstructions = [to_uint8(tokenizer.decode(tokenizer.encode(x.to(device)))) for x in to_float(real).split(50)]
-    images = {
-        "tokenized": (np.concatenate(reconstructions), [scenes_classes.labels_of(int(number)) for number in numbers]),
-        "vanilla": (_sample(pipeline, items)[0], [item.labels for item in items]),
-        "token_by_token": (_sample(pipeline.vanilla(), items)[0], [item.labels for item in items]),
-    }
-    return {
-        f"reader_accuracy_{name}": _classes_read(reader, samples, np.array(labels))["shape_and_colour"]
-        for name, (samples, labels) in images.items()
-    }
-
-
 def draft_statistics(assets: Path, device: torch.device, trial: Trial) -> dict[str, float]:
     """Share of verified draft tokens that are accepted, and tokens per target pass, for each exact criterion. At the
     model's default guidance; for `path` without guidance, too."""
@@ -274,13 +250,6 @@ GOALS: list[tuple[str, str, str, float, float]] = [
         "mar_samples",
         "reader_accuracy_vanilla",
         "share of shapes and colours that the reader reads right, vanilla samples of mar_scenes",
-        0.75,
-        1.0,
-    ),
-    (
-        "arpg_samples",
-        "reader_accuracy_vanilla",
-        "share of shapes and colours that the reader reads right, samples of arpg_scenes",
         0.75,
         1.0,
     ),

@@ -16,9 +16,6 @@ from specbench.config import registry
 from specbench.data import scenes, scenes_classes
 from specbench.data.worlds import World
 from specbench.harness.pipeline import Pipeline
-from specbench.models import scenes_config
-from specbench.models.arpg import ARPG
-from specbench.models.flashar import FlashAR
 from specbench.models.llamagen import LlamaGen
 from specbench.models.loading import checkpoints
 from specbench.models.loading.mar_scenes import Latents
@@ -29,7 +26,7 @@ from specbench.models.vq import VQModel
 from specbench.storage.files import write_atomically
 from specbench.training import command, recipes
 from specbench.training.trainer import Recipe
-from tools.scenes import arpg, card, evaluators, flashar, mar, paths, target, tokenizer, world
+from tools.scenes import card, evaluators, mar, paths, target, tokenizer, world
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ class Budget:
     scenes; drafted: the scenes that measure a drafter; trial: the samples of the continuous pair."""
 
     recipes: dict[str, Recipe]
-    measured: tuple[str, ...] = (*DRAFTERS, "drafters", "evaluators", "samples", "mar_samples", "arpg_samples")
+    measured: tuple[str, ...] = (*DRAFTERS, "drafters", "evaluators", "samples", "mar_samples")
     drafters: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
     train: int = 80_000
@@ -70,18 +67,16 @@ class Budget:
 #: only faster on CPUs with matrix units.
 _PATHS = Recipe(steps=1200, batch=16, lr=1e-4, warmup=20, ema=0.995, muon=True, precision="float32", save_every=100)
 _SCENES = {
-    # two cores: two hours for the models of discrete tokens, 75 minutes for the continuous ones, an hour for ARPG
+    # two cores: two hours for the models of discrete tokens, 75 minutes for the continuous ones
     "cpu": Budget(
         {
             "tokenizer": Recipe(steps=1800, batch=48, lr=2e-3),
             "text": Recipe(steps=2000, batch=128, lr=1.5e-3),
             "target": Recipe(steps=9000, batch=32, lr=2e-3, ema=0.998, muon=True),
-            "flashar": Recipe(steps=138, batch=16, lr=1e-3, warmup=10, save_every=50),
             "kl": Recipe(steps=1500, batch=48, lr=2e-3),
             "mar": Recipe(steps=3500, batch=64, lr=1e-3, ema=0.998, muon=True),
             "mar_draft": Recipe(steps=1500, batch=64, lr=1e-3, ema=0.998, muon=True),
             "mar_draft_path_kl": _PATHS,
-            "arpg": Recipe(steps=12000, batch=16, lr=2e-3, warmup=100, ema=0.995, muon=True),
         }
     ),
     "gpu": Budget(  # minutes
@@ -89,22 +84,20 @@ _SCENES = {
             "tokenizer": Recipe(steps=6000, batch=128, lr=2e-3),
             "text": Recipe(steps=3000, batch=256, lr=1e-3),
             "target": Recipe(steps=20000, batch=128, lr=2e-3, ema=0.999, muon=True),
-            "flashar": Recipe(steps=6000, batch=64, lr=1e-3, ema=0.999),
             "kl": Recipe(steps=6000, batch=128, lr=2e-3),
             "mar": Recipe(steps=20000, batch=256, lr=1e-3, ema=0.999, muon=True),
             "mar_draft": Recipe(steps=10000, batch=256, lr=1e-3, ema=0.999, muon=True),
             "mar_draft_path_kl": _PATHS,
-            "arpg": Recipe(steps=10000, batch=256, lr=2e-3, ema=0.999, muon=True),
         },
         drafters=("steps=6000", "batch=128", "ema=0.999"),
     ),
     "smoke": Budget(  # seconds: checks that everything runs, not that it learns
         {
             name: Recipe(steps=2, batch=4, lr=1e-3, warmup=1, ema=0.5)
-            for name in ("tokenizer", "text", "target", "flashar", "kl", "mar", "mar_draft", "arpg")
+            for name in ("tokenizer", "text", "target", "kl", "mar", "mar_draft")
         }
         | {"mar_draft_path_kl": replace(_PATHS, steps=2, batch=4, warmup=1)},
-        measured=(*DRAFTERS, "drafters", "mar_samples", "arpg_samples"),
+        measured=(*DRAFTERS, "drafters", "mar_samples"),
         drafters=("steps=2", "batch=4", "warmup=1"),
         # Not two steps: these weights would equal the default drafter's.
         variants=("steps=4", "batch=4", "warmup=1", "checkpoints=[1,3]"),
@@ -130,12 +123,11 @@ _TEXTURES = {
 }
 #: World -> name -> budget.
 BUDGETS = {"scenes": _SCENES, "textures": _TEXTURES}
-DISCRETE = ("tokenizer", "text", "target", "flashar", *DRAFTERS, "drafters", "evaluators", "samples")
+DISCRETE = ("tokenizer", "text", "target", *DRAFTERS, "drafters", "evaluators", "samples")
 CONTINUOUS = ("kl", "mar", "mar_draft", "mar_draft_path_kl", "mar_samples")
-ORDERED = ("arpg", "arpg_samples")
 #: World -> its stages, in order. Textures have no Medusa: its heads over 8,192 codes would be larger than the target.
 STAGES = {
-    "scenes": (*DISCRETE, *CONTINUOUS, *ORDERED),
+    "scenes": (*DISCRETE, *CONTINUOUS),
     "textures": ("tokenizer", "text", "target", "draft", "eagle", "eagle3", "drafters", "evaluators", "samples"),
 }
 
@@ -148,7 +140,6 @@ _MODULES: dict[str, tuple[int, Callable[[World, WorldConfig], nn.Module]]] = {
     "kl": (5, lambda of, shapes: Latents(MAR_CONFIGS["kl"])),
     "mar": (6, lambda of, shapes: MAR(MAR_CONFIGS["mar"])),
     "mar_draft": (7, lambda of, shapes: MAR(MAR_CONFIGS["mar_draft"])),
-    "arpg": (8, lambda of, shapes: ARPG(scenes_config.ARPG)),
 }
 
 
@@ -277,24 +268,6 @@ class Stages:
         self.statistics["target"] |= target.evaluate_target(model, *self._validation_features())
         return model
 
-    def flashar(self) -> FlashAR:
-        """Trained from the target, on as many scenes as the recipe sees."""
-        for needed in ("tokenizer", "text", "target"):
-            self.make(needed)
-        recipe = self.recipes["flashar"]
-        shipped = card.embedded_model(self.assets, self.device, f"llamagen_{self.world.name}")
-
-        def scenes(split: str, n: int) -> tuple[np.ndarray, torch.Tensor]:
-            part = world.load(self.world, self.work, split, n)
-            codes = self._encoded(f"codes-{split}-{n}", lambda: part.images)
-            return codes, target.features_of(shipped.text, part.captions)
-
-        model = FlashAR.from_target(shipped.target, self.shapes.flashar.branch_layers)
-        data = scenes("train", min(self.budget.train, recipe.steps * recipe.batch))
-        self._stage("flashar", model, lambda: flashar.train(model, *data, recipe, self.work))
-        self.statistics["flashar"] |= flashar.evaluate(model, *scenes("validation", min(self.budget.validation, 1000)))
-        return model
-
     def _drafter(self, stage: str) -> None:
         """Trained by the public command, on examples that the drafters share."""
         drafter = DRAFTERS[stage]
@@ -332,26 +305,6 @@ class Stages:
     def samples(self) -> None:
         self.statistics["samples"] = card.sample_statistics(self.world, self.assets, self.device)
         self.statistics["samples"] |= card.neighbour_statistics(self.world, self.assets, self.device)
-
-    # --- the model that decodes in random order, for scenes with one object -------------------------------------------
-
-    def portrait_codes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of the portraits, for training and for validation."""
-        return (
-            self._encoded("portrait-codes-train", lambda: self.portraits("train")[0]),
-            self._encoded("portrait-codes-validation", lambda: self.portraits("validation")[0]),
-        )
-
-    def arpg(self) -> ARPG:
-        codes, validation_codes = self.make("portrait_codes")
-        classes, validation_classes = self.portraits("train")[1], self.portraits("validation")[1]
-        model = self._untrained("arpg")
-        self._stage("arpg", model, lambda: arpg.train(model, codes, classes, self.recipes["arpg"], self.work))
-        self.statistics["arpg"] |= arpg.evaluate(model, validation_codes, validation_classes)
-        return model
-
-    def arpg_samples(self) -> None:
-        self.statistics["arpg_samples"] = card.order_statistics(self.assets, self.device, self.budget.trial)
 
     # --- models of continuous tokens, for scenes with one object ------------------------------------------------------
 

@@ -1,5 +1,4 @@
-"""Drafts without tokens: vanilla autoregression, the groups of a model with its own order, and ZipAR (He et al. 2024,
-arXiv 2412.04062).
+"""Drafts without tokens: vanilla autoregression, and ZipAR (He et al. 2024, arXiv 2412.04062).
 
 ZipAR decodes rows of an image in parallel, one token of each row per pass, without any verification. Every token is
 sampled once, from the target's distribution given the tokens that exist. That is the distribution of raster order only
@@ -16,13 +15,13 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.loop import Drafter, StepResult, last_token
-from specbench.decoding.planned import PlannedGroups, PlannedPasses, PlannedRows
+from specbench.decoding.planned import PlannedRows
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import build as build_tree
 from specbench.decoding.verify import Draft
-from specbench.engine.state import Buffers, put, within
+from specbench.engine.state import Buffers, put
 
 
 @dataclass
@@ -32,31 +31,26 @@ class EmptyState:
 
     probs: Tensor
     valid: Tensor
-    plan: PlannedPasses | None = None
+    plan: PlannedRows | None = None
 
     constants = ("probs", "valid", "plan")
 
     def buffers(self) -> Buffers:
-        return {} if self.plan is None else within("plan", self.plan.buffers())
+        return {}
 
 
 class NoDraft:
-    """The target alone: token by token in raster order, or group by group in the target's own order. singly: token by
-    token also in the target's own order, if the target has such distributions."""
+    """The target alone, token by token in raster order."""
 
     constants = ("tree",)
 
-    def __init__(self, singly: bool = False) -> None:
-        self.shape, self.singly = _shape(), singly
+    def __init__(self) -> None:
+        self.shape = _shape()
         self.tree = self.shape.tree
 
-    def plan(self, session: Any, rng: RandomStreams) -> PlannedPasses | None:
+    def plan(self, session: Any, rng: RandomStreams) -> PlannedRows | None:
         """The positions that the passes over the rows of `rng` visit; None in raster order."""
-        order = session.order
-        if order is None:
-            return None
-        singly = self.singly and not order.whole
-        return PlannedGroups(order, rng, [1] * session.length if singly else order.sizes)
+        return None
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> EmptyState:
         device = rng.key.device
@@ -90,7 +84,7 @@ class ZipAR(NoDraft):
         self.shape = _shape(window)
         self.tree = self.shape.tree
 
-    def plan(self, session: Any, rng: RandomStreams) -> PlannedPasses:
+    def plan(self, session: Any, rng: RandomStreams) -> PlannedRows:
         return PlannedRows(session, len(rng), rng.key.device, self.window, self.alone, self.masked)
 
 

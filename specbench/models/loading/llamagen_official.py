@@ -6,7 +6,7 @@ Facts: reference README (1) to (10) and the manifests of t2i_XL_stage*, c2i_* an
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,6 @@ def reduced(cfg: LlamaGenConfig) -> LlamaGenConfig:
 
 
 class LlamaGenModel(RealModel):
-    """network: the class of the target, whose shape has LlamaGen's fields."""
-
-    network: Callable[[LlamaGenConfig], Any] = LlamaGen
     target: LlamaGen
     tokenizer: vq.VQModel
 
@@ -47,7 +44,7 @@ class LlamaGenModel(RealModel):
         self.shape = reduced(self.shape) if self.reduced else self.shape
         self.text: T5Features | None = None
         if self.folder is None:
-            self.target = self.random(lambda: type(self).network(self.shape), 1, dtype)
+            self.target = self.random(lambda: LlamaGen(self.shape), 1, dtype)
             self.tokenizer = self.random_pixels(vq.LLAMAGEN_16, self.shape.vocab_size)
         else:
             self.target = self._read(self.part("target"))

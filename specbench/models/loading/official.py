@@ -1,8 +1,8 @@
 """Official checkpoints: files in the formats that their authors publish, and the modules that are filled from them.
 
 Safetensors and PyTorch files, single or in shards. A user's file may be hostile or broken: only tensors are unpickled,
-and every mistake has a specific message. Files are mapped into memory, and every tensor is checked before its values
-are read. Loading needs memory for the model and one shard, never for the model twice.
+and names, shapes and kinds of all tensors are checked before a value is read. Files are mapped into memory: loading
+needs memory for the model and one shard, never for the model twice.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 import argparse
 import logging
 import math
-import pickle
 import re
 import time
-import warnings
+import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -63,45 +61,23 @@ class CheckpointSource:
     def __init__(self, path: Path, shards: Iterable[Shard]) -> None:
         self.path, self.shards = path, list(shards)
         self.tensors: dict[str, Info] = {}
-        self._names: list[list[str]] = []  # of each shard
         for file, opened in self.shards:
-            tensors = opened()
-            if twice := [name for name in tensors if name in self.tensors]:
-                first = self.tensors[twice[0]].file.name
-                raise UsageError(
-                    f"tensor {twice[0]!r} is in {first} and in {file.name} of '{path}'; fetch these files again"
-                )
-            self.tensors |= {name: Info(tuple(t.shape), t.dtype, file) for name, t in tensors.items()}
-            self._names.append(list(tensors))
+            for name, tensor in opened().items():
+                if name in self.tensors:
+                    raise UsageError(f"{file}: tensor {name!r} is also in {self.tensors[name].file}; fetch both again")
+                self.tensors[name] = Info(tuple(tensor.shape), tensor.dtype, file)
 
     def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor) pairs in the order of the files. Delete a tensor before reading the next one: its file stays
         in memory as long as it exists."""
-        for (_, opened), stored in zip(self.shards, self._names, strict=True):
-            requested = [name for name in stored if name in names]
-            tensors = dict(opened()) if requested else {}
-            for name in requested:
+        for _, opened in self.shards:
+            tensors = dict(opened())
+            for name in [name for name in tensors if name in names]:
                 yield name, tensors.pop(name)
 
     def joined(self, file: Path, opened: Callable[[], Mapping[str, Tensor]]) -> CheckpointSource:
         """A source with additional tensors; `file` is their file in error messages."""
         return CheckpointSource(self.path, [*self.shards, (file, opened)])
-
-
-def halved(source: CheckpointSource, name: str, first: str, second: str) -> CheckpointSource:
-    """The source, with every tensor whose name ends with `name` split into its upper and its lower rows, whose names
-    end with `first` and `second`."""
-
-    def opened(before: Callable[[], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
-        parts: dict[str, Tensor] = {}
-        for key, tensor in before().items():
-            if key.endswith(name):
-                parts |= zip((key.removesuffix(name) + end for end in (first, second)), tensor.chunk(2), strict=True)
-            else:
-                parts[key] = tensor
-        return parts
-
-    return CheckpointSource(source.path, [(file, partial(opened, before)) for file, before in source.shards])
 
 
 def from_tensors(tensors: Mapping[str, Tensor], name: str = "memory") -> CheckpointSource:
@@ -115,101 +91,40 @@ def open_source(path: Path, wrappers: Sequence[str] = WRAPPERS) -> CheckpointSou
     A PyTorch file may store its tensors under one of the keys `wrappers`, which are tried in order, or be a bare state
     dict.
     """
-    if path.is_dir():
-        file = next((path / name for name in NAMES if (path / name).is_file()), None)
-        if file is None:
-            raise UsageError(
-                f"'{path}' holds none of {', '.join(NAMES)}; fetch the model's files there, or name its weights file"
-            )
-    elif path.is_file():
-        file = path
-    else:
-        raise UsageError(f"there is no file or folder '{path}'; fetch the weights, or correct the path")
-    if not file.name.endswith(".index.json"):
-        return CheckpointSource(path, [_shard(file, wrappers)])
-    listed = _index(file)
-    names = sorted(set(listed.values()))
-    if missing := [name for name in names if not (file.parent / name).is_file()]:
-        raise UsageError(f"{file} names {few(missing)}, which are not in its folder; fetch the missing files")
-    source = CheckpointSource(path, [_shard(file.parent / name, wrappers) for name in names])
-    for tensor, name in listed.items():
-        if tensor not in source.tensors or source.tensors[tensor].file.name != name:
-            raise UsageError(f"{file} maps tensor {tensor!r} to {name}, which does not have it; fetch both again")
-    return source
+    files = [path / name for name in NAMES] if path.is_dir() else [path]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        raise UsageError(f"'{path}' is no weights file, and no folder with {' or '.join(NAMES)}; fetch the weights")
+    names = [file.name]
+    if file.name.endswith(".index.json"):
+        listed = json_object(file).get("weight_map")
+        if not isinstance(listed, dict) or any(not isinstance(n, str) or Path(n).name != n for n in listed.values()):
+            raise UsageError(f"{file} has no 'weight_map' to files of its folder; fetch it again")
+        names = sorted(set(listed.values()))
+        if missing := [name for name in names if not (file.parent / name).is_file()]:
+            raise UsageError(f"{file} names {_few(missing)}, which are not in its folder; fetch the missing files")
+    return CheckpointSource(path, [(file.parent / n, partial(_tensors, file.parent / n, wrappers)) for n in names])
 
 
-def _index(file: Path) -> dict[str, str]:
-    """Tensor name -> file name, from the index of a folder of shards."""
-    listed = json_object(file).get("weight_map")
-    if not isinstance(listed, dict) or not listed:
-        raise UsageError(f"{file} has no 'weight_map'; fetch it again")
-    for tensor, name in listed.items():
-        if not isinstance(name, str) or Path(name).name != name:
-            raise UsageError(f"{file} puts tensor {tensor!r} into {name!r}, which is not a file name; fetch it again")
-    return listed
-
-
-def _shard(file: Path, wrappers: Sequence[str]) -> Shard:
-    return file, partial(_safetensors, file) if file.suffix == ".safetensors" else partial(_pickled, file, wrappers)
-
-
-def _safetensors(file: Path) -> dict[str, Tensor]:
+def _tensors(file: Path, wrappers: Sequence[str]) -> dict[str, Tensor]:
+    """The tensors of a file, mapped into memory, except torch.save's older format, which is read completely."""
     try:
-        return load_file(file)
-    except (SafetensorError, OSError) as e:
-        raise _unreadable(file, "safetensors file", e) from e
-
-
-def _pickled(file: Path, wrappers: Sequence[str]) -> dict[str, Tensor]:
-    """The tensors of a torch.save file. Zip archives are mapped; files of the older format are read completely."""
-    content = _unpickled(file)
-    if not isinstance(content, dict):
-        raise UsageError(f"'{file}' holds a {type(content).__name__}, not tensors by name; name a weights file")
-    inner = next((content[key] for key in wrappers if isinstance(content.get(key), dict)), content)
-    tensors = {name: t for name, t in inner.items() if isinstance(name, str) and isinstance(t, Tensor)}
-    if not tensors:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        with torch.serialization.safe_globals([argparse.Namespace]):  # trainers store their arguments beside tensors
+            content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    except Exception as e:  # a broken file raises any type
+        reason = re.search(r"GLOBAL [\w.]+", str(e)) or re.match(r".*?(?=\. |\n|$)", str(e))
         raise UsageError(
-            f"'{file}' holds no tensors under {' or '.join([*wrappers, 'its top level'])}, only "
-            f"{few([str(key) for key in inner])}; name a weights file"
-        )
-    if odd := [name for name, t in tensors.items() if t.layout != torch.strided or t.is_quantized or t.is_meta]:
-        raise UsageError(
-            f"{file}: tensor {few(odd)} is sparse, quantised or without values; name a file of plain tensors"
-        )
-    return tensors
-
-
-def _unpickled(file: Path) -> Any:
-    head = _head(file)
-    try:
-        # Trainers store their arguments next to the tensors.
-        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # our messages replace them
-            return torch.load(str(file), map_location="cpu", weights_only=True, mmap=head.startswith(b"PK\x03\x04"))
-    except Exception as e:  # a broken pickle raises any type
-        pickled = head[:2] in (b"PK", *(b"\x80%c" % n for n in range(2, 6)))
-        if not (pickled and isinstance(e, pickle.UnpicklingError)) and "TorchScript" not in str(e):
-            raise _unreadable(file, "PyTorch file", e) from e
-        name = re.search(r"GLOBAL ([\w.]+)", str(e))
-        raise UsageError(
-            f"'{file}' holds more than tensors{f' ({name[1]})' if name else ''}, and loading it could run code; "
-            "where you trust it, save its tensors with safetensors.torch.save_file, and name that file"
+            f"'{file}' is not a complete file of tensors alone ({reason[0] if reason else type(e).__name__}); fetch it "
+            "again (a pointer of Git LFS with `git lfs pull`), or, where you trust it, save its tensors as safetensors"
         ) from e
-
-
-def _head(file: Path) -> bytes:
-    try:
-        with file.open("rb") as f:
-            return f.read(100)
-    except OSError:  # the next read also fails, and reports why
-        return b""
-
-
-def _unreadable(file: Path, kind: str, error: Exception) -> UsageError:
-    if _head(file).startswith(b"version https://git-lfs"):
-        return UsageError(f"'{file}' is a pointer of Git LFS, not the file itself; fetch it with `git lfs pull`")
-    reason = str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
-    return UsageError(f"'{file}' is not a readable {kind}, or only a part of one ({reason}); fetch it again")
+    if isinstance(content, dict):
+        inner = next((content[key] for key in wrappers if isinstance(content.get(key), dict)), content)
+        tensors = {name: t for name, t in inner.items() if isinstance(name, str) and isinstance(t, Tensor)}
+        if tensors and all(t.layout == torch.strided and not (t.is_quantized or t.is_meta) for t in tensors.values()):
+            return tensors
+    raise UsageError(f"'{file}' holds no plain tensors by name, also not under {', '.join(wrappers)}; name another")
 
 
 def config(folder: Path) -> dict[str, Any]:
@@ -222,12 +137,9 @@ def json_object(file: Path) -> dict[str, Any]:
     return read_json(file, dict[str, Any], "fetch it again")
 
 
-def few(names: Sequence[str]) -> str:
-    return f"{names[0]!r}{_and_more(names)}"  # escaped, because names may contain any character
-
-
-def _and_more(names: Collection[str]) -> str:
-    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+def _few(names: Sequence[str]) -> str:
+    """The first name, escaped, because names may contain any character, and how many more there are."""
+    return f"{names[0]!r}" + (f" (and {len(names) - 1} more)" if len(names) > 1 else "")
 
 
 # --- modules ----------------------------------------------------------------------------------------------------------
@@ -251,25 +163,40 @@ def check(
     _check_table(parameters, table)
     if missing := [name for name in table if name not in source.tensors]:
         raise UsageError(
-            f"{source.path}: tensor {few(missing)} is missing; the file is incomplete, or of another model"
+            f"{source.path}: tensor {_few(missing)} is missing; the file is incomplete, or of another model"
         )
     drop = re.compile("|".join(f"(?:{pattern})" for pattern in ignored) or r"(?!)")
     if surplus := [name for name in source.tensors if name not in table and not drop.fullmatch(name)]:
         file = source.tensors[surplus[0]].file
-        raise UsageError(f"{file}: tensor {few(surplus)} belongs to no part of this model; name this model's file")
-    misshapen, other_kind = {}, {}
+        raise UsageError(f"{file}: tensor {_few(surplus)} belongs to no part of this model; name this model's file")
     for name, dest in table.items():
         info, parameter = source.tensors[name], parameters[dest.name]
-        if expected := _misfit(info.shape, parameter, dest):
-            misshapen[name] = f"has shape {list(info.shape)}, expected {expected}"
-        if _kind(info.dtype) != _kind(parameter.dtype):
-            other_kind[name] = f"holds {_word(info.dtype)} values, expected {_kind(parameter.dtype)} ones"
-    for wrong, remedy in (
-        (misshapen, "name the file of a model of this size"),
-        (other_kind, "name a file that is not quantised"),
-    ):
-        for name, sentence in wrong.items():
-            raise UsageError(f"{source.tensors[name].file}: tensor '{name}' {sentence}{_and_more(wrong)}; {remedy}")
+        expected = [*parameter.shape] if dest.rows is None else [dest.rows, *parameter.shape[1:]]
+        if dest.pick is not None:  # any number of rows from the last one that is kept
+            expected[0] = max([int(dest.pick.max()) + 1, *info.shape[:1]])
+        if [*info.shape] != expected:
+            raise UsageError(f"{info.file}: tensor '{name}' has shape {[*info.shape]}, expected {expected}")
+        if info.dtype.is_floating_point != parameter.is_floating_point():
+            kind = "floating-point" if parameter.is_floating_point() else "integer"
+            raise UsageError(f"{info.file}: tensor '{name}' holds {info.dtype} values, expected {kind} ones")
+
+
+def _check_table(parameters: Mapping[str, Tensor], table: Mapping[str, ParameterSlice]) -> None:
+    """Checks that the table fills every row of every tensor of the module once. A mistake is a bug, not the user's."""
+    spans: dict[int, list[tuple[int, int]]] = {id(tensor): [] for tensor in parameters.values()}  # tied ones are one
+    for official, dest in table.items():
+        if dest.name not in parameters:
+            raise ValueError(f"the table maps '{official}' to '{dest.name}', which the module does not have")
+        tensor = parameters[dest.name]
+        spans[id(tensor)].append((dest.start, dest.start + dest.rows if dest.rows is not None else _rows(tensor)))
+    for name, tensor in parameters.items():
+        parts = sorted(spans[id(tensor)])
+        if [0, *(end for _, end in parts)] != [*(start for start, _ in parts), _rows(tensor)]:
+            raise ValueError(f"the table fills rows {parts} of '{name}' {[*tensor.shape]}")
+
+
+def _rows(tensor: Tensor) -> int:
+    return len(tensor) if tensor.ndim else 1
 
 
 class _Uninitialised(TorchFunctionMode):
@@ -277,12 +204,7 @@ class _Uninitialised(TorchFunctionMode):
     compiler for it."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "__module__", None) == "torch.nn.init":
-            tensor = args[0] if args else kwargs["tensor"]
-            if tensor.is_meta:
-                return tensor
-        return func(*args, **kwargs)
+        return None if getattr(func, "__module__", None) == "torch.nn.init" else func(*args, **(kwargs or {}))
 
 
 @contextmanager
@@ -295,13 +217,13 @@ def shapes_only() -> Iterator[None]:
 def load(
     build: Callable[[], Module],
     source: CheckpointSource,
-    table: Mapping[str, ParameterSlice],
+    table: Mapping[str, ParameterSlice] | None,
     device: torch.device | str,
     dtype: torch.dtype,
     ignored: Sequence[str] = (),
 ) -> Module:
     """The module of `build`, filled from `source` by `table`: on `device`, floating-point values as `dtype`, in
-    evaluation mode, without gradients.
+    evaluation mode, without gradients. table = None: the source has the module's own names.
 
     `build` runs on the meta device, so it costs nothing. Parameters and persistent buffers come from the source.
     `build` must create all other tensors within torch.device("cpu"); they are moved to `device`. Raises the errors of
@@ -310,58 +232,27 @@ def load(
     start = time.perf_counter()
     with shapes_only():
         module = build()
+    table = own_names(module) if table is None else table
     check(module, source, table, ignored)
     parameters = module.state_dict(keep_vars=True)
     filled = {id(old): _empty(old, device, dtype) for old in {id(old): old for old in parameters.values()}.values()}
-    size = sum(info.dtype.itemsize * math.prod(info.shape) for info in map(source.tensors.__getitem__, table))
-    for name, tensor in _shown(source, table, size):
-        dest = table[name]
-        target = filled[id(parameters[dest.name])]
-        if dest.rows is not None:
-            target = target[dest.start : dest.start + dest.rows]
-        target.copy_(tensor if dest.pick is None else tensor[dest.pick])
-        if not _is_finite(target):
-            where = f"{source.tensors[name].file}: tensor '{name}' holds"
-            if not _is_finite(tensor):
-                raise UsageError(f"{where} NaN or infinity; fetch the file again")
-            raise UsageError(f"{where} values that {_word(dtype)} cannot hold; use dtype=bfloat16 or dtype=float32")
-        del tensor  # before the next shard is opened
+    size = sum(source.tensors[name].dtype.itemsize * math.prod(source.tensors[name].shape) for name in table)
+    with tqdm(total=size, unit="B", unit_scale=True, desc=source.path.name, disable=size < SHOWN) as bar:
+        for name, tensor in source.read(table):
+            dest, target = table[name], filled[id(parameters[table[name].name])]
+            if dest.rows is not None:
+                target = target[dest.start : dest.start + dest.rows]
+            target.copy_(tensor if dest.pick is None else tensor[dest.pick])
+            if not _is_finite(target):
+                raise UsageError(
+                    f"{source.tensors[name].file}: tensor '{name}' holds NaN, infinity or values that {dtype} cannot "
+                    "hold; fetch the file again, or use dtype=bfloat16 or dtype=float32"
+                )
+            bar.update(tensor.nbytes)
+            del tensor  # before the next shard is opened
     module.load_state_dict({name: filled[id(old)] for name, old in parameters.items()}, assign=True)
     _LOG.info("loaded %.2f GB from %s in %.1f s", size / 1e9, source.path, time.perf_counter() - start)
     return module.to(device).eval().requires_grad_(False)
-
-
-def load_by_name(
-    build: Callable[[], Module],
-    source: CheckpointSource,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    ignored: Sequence[str] = (),
-) -> Module:
-    """Like `load`, for a file whose tensors have the module's names."""
-    with shapes_only():
-        table = own_names(build())
-    return load(build, source, table, device, dtype, ignored)
-
-
-def exported(module: nn.Module, table: Mapping[str, ParameterSlice]) -> dict[str, Tensor]:
-    """A module's tensors with their official names, as `load` with the same table reads them. They are copies, because
-    a file cannot contain a storage twice. Only for tables that pick no rows."""
-    state, tensors = module.state_dict(), {}
-    for name, dest in table.items():
-        tensor = state[dest.name]
-        tensors[name] = (tensor if dest.rows is None else tensor[dest.start : dest.start + dest.rows]).clone()
-    return tensors
-
-
-def _shown(source: CheckpointSource, names: Collection[str], size: int) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a source, with a progress bar if they have `SHOWN` bytes or more."""
-    with tqdm(total=size, unit="B", unit_scale=True, desc=source.path.name, disable=size < SHOWN) as bar:
-        for name, tensor in source.read(names):
-            count = tensor.nbytes
-            yield name, tensor
-            del tensor  # before the next shard is opened
-            bar.update(count)
 
 
 def _empty(old: Tensor, device: torch.device | str, dtype: torch.dtype) -> Tensor:
@@ -376,38 +267,11 @@ def _is_finite(tensor: Tensor) -> bool:
     return bool(low.isfinite() & high.isfinite())
 
 
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _kind(dtype: torch.dtype) -> str:
-    if dtype.is_floating_point:
-        return "floating-point"
-    return "complex" if dtype.is_complex else "bool" if dtype == torch.bool else "integer"
-
-
-def _misfit(shape: tuple[int, ...], parameter: Tensor, dest: ParameterSlice) -> str:
-    """The expected shape of an official tensor; empty if it has this shape."""
-    if dest.pick is None:
-        expected = [*parameter.shape] if dest.rows is None else [dest.rows, *parameter.shape[1:]]
-        return "" if list(shape) == expected else str(expected)
-    rows, row = int(dest.pick.max()) + 1, parameter.shape[1:]
-    fits = len(shape) == parameter.ndim and shape[0] >= rows and shape[1:] == row
-    return "" if fits else f"at least {rows} rows of {list(row)}"
-
-
-def _check_table(parameters: Mapping[str, Tensor], table: Mapping[str, ParameterSlice]) -> None:
-    """Checks that the table fills every row of every tensor of the module once. A mistake is a bug, not the user's."""
-    names = {id(tensor): name for name, tensor in parameters.items()}  # tied parameters are one tensor of several names
-    spans: dict[str, list[tuple[int, int]]] = {name: [] for name in names.values()}
-    for official, dest in table.items():
-        if dest.name not in parameters:
-            raise ValueError(f"the table maps '{official}' to '{dest.name}', which the module does not have")
-        tensor = parameters[dest.name]
-        rows = len(tensor) if tensor.ndim else 1
-        spans[names[id(tensor)]].append((dest.start, rows if dest.rows is None else dest.start + dest.rows))
-    for name, parts in spans.items():
-        starts, ends = zip(*sorted(parts), strict=True) if parts else ((), ())
-        rows = len(parameters[name]) if parameters[name].ndim else 1
-        if (0, *ends) != (*starts, rows):
-            raise ValueError(f"the table fills rows {sorted(parts)} of '{name}' {list(parameters[name].shape)}")
+def exported(module: nn.Module, table: Mapping[str, ParameterSlice]) -> dict[str, Tensor]:
+    """A module's tensors with their official names, as `load` with the same table reads them. They are copies, because
+    a file cannot contain a storage twice. Only for tables that pick no rows."""
+    state, tensors = module.state_dict(), {}
+    for name, dest in table.items():
+        tensor = state[dest.name]
+        tensors[name] = (tensor if dest.rows is None else tensor[dest.start : dest.start + dest.rows]).clone()
+    return tensors

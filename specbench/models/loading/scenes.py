@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from specbench.config import registry
-from specbench.models.flashar import FlashAR, FlashARConfig
 from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
 from specbench.models.loading.bundle import Bundle
 from specbench.models.loading.drafters import Drafters
@@ -31,12 +30,8 @@ class ScenesModel(Drafters, Bundle):
     def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
         super().__init__({**cfg, "reduced": False}, device, dtype)
         self.text = self._load("text", TextEncoder, TextConfig, torch.float32)
-        self.target = self._target(dtype)
+        self.target = self._load("target", LlamaGen, LlamaGenConfig, dtype)
         self.tokenizer = self._load("tokenizer", VQModel, VQConfig, torch.float32)
-
-    def _target(self, dtype: torch.dtype) -> LlamaGen:
-        target: LlamaGen = self._load("target", LlamaGen, LlamaGenConfig, dtype)
-        return target
 
     def _load(self, kind: str, module: type, config: type, dtype: torch.dtype) -> Any:
         if self.folder is not None:
@@ -71,14 +66,6 @@ class ScenesModel(Drafters, Bundle):
 
     def decode_image(self, tokens: Tensor) -> np.ndarray:
         return to_uint8(self.tokenizer.decode(tokens))
-
-
-class ScenesFlashAR(ScenesModel):
-    """The same model with a target that decodes along anti-diagonals."""
-
-    def _target(self, dtype: torch.dtype) -> FlashAR:
-        target: FlashAR = self._load("flashar", FlashAR, FlashARConfig, dtype)
-        return target
 
 
 def tokens_of_image(cfg: Mapping[str, Any]) -> int:

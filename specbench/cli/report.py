@@ -1,4 +1,4 @@
-"""`specbench report` and `push`: share results."""
+"""`specbench report`: results as one page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from specbench.cli.arguments import Argument, CommandLine, Words, command
 from specbench.cli.rows import say
 from specbench.errors import UsageError
 from specbench.storage import home
-from specbench.storage.files import format_size, split_paths, write_atomically
+from specbench.storage.files import split_paths, write_atomically
 
 _GALLERY = Path("results/gallery")
 
@@ -17,8 +17,8 @@ _GALLERY = Path("results/gallery")
     "report",
     {
         "SOURCE": Words(
-            "a file of rows (FILE.csv, FILE.parquet or a store such as runs/results.sqlite), or a folder: the rows of"
-            " its CSV and Parquet files, and rows and images of every run in it, including runs of grids and suites"
+            "a file of rows (FILE.csv or FILE.parquet), or a folder: the rows of its CSV and Parquet files,"
+            " and rows and images of every run in it, including runs of grids and suites"
             " (default: the rows in results/)"
         ),
         "out=FILE.html": Argument("path", "file of the page", default="report.html"),
@@ -60,45 +60,4 @@ def report(line: CommandLine) -> int:
     write_atomically(out, report.page(content).encode())
     shown = f"{len(content.rows)} runs, {sum(map(len, content.shots.values()))} images, {len(content.audits)} audits"
     print(f"wrote {out}: {shown}, {out.stat().st_size / 1e6:.1f} MB")
-    return 0
-
-
-@command(
-    "push",
-    {
-        "PATH": Words("a folder of runs, a CSV of rows, or the folder of a drafter that specbench train wrote", 1),
-        "repository=OWNER/NAME": Argument(
-            "string", "OWNER/NAME on the hub; it is created if it does not exist", pattern=r"[\w.-]+/[\w.-]+"
-        ),
-        "to=DIR": Argument("path", "a folder to write the files into, instead of a hub"),
-        "private=": Argument("flag", "make a new repository private", default="false"),
-        "images=": Argument("flag", "also send the images of the runs", default="false"),
-        "--dry-run": Argument("flag", "print the card and the files, and send nothing"),
-    },
-)
-def push(line: CommandLine) -> int:
-    """Sends rows or a drafter to a repository of the Hugging Face hub (or of HF_ENDPOINT), with a card, or writes them
-    into a folder. Log in with `hf auth login`, or set HF_TOKEN. Rows become a data set: rows.csv and, for every run,
-    its records, its configuration without folders and addresses of this machine, and its contact sheet. A drafter
-    becomes a model.
-
-      specbench push first second repository=me/runs
-      specbench push drafters/eagle repository=me/eagle-for-llamagen --dry-run
-      specbench push first to=results/submitted/me-first
-    """
-    from specbench.tables import push
-
-    repository, folder = line["repository"], line["to"]
-    if (repository is None) == (folder is None):
-        raise UsageError("name either repository=OWNER/NAME on the hub, or to=DIR")
-    upload = push.prepare([home.expanded(word) for word in line.words], line["images"])
-    print(
-        f"{len(upload.files) + 1} files, {format_size(upload.size)}, for {folder or f'the {upload.kind} {repository}'}"
-    )
-    if line["--dry-run"]:
-        print("\n".join(["README.md", *upload.files]), upload.card, sep="\n\n")
-    elif folder:
-        push.write(upload, folder)
-    else:
-        print(f"pushed to {push.send(upload, repository, line['private'])}")
     return 0
