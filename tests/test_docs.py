@@ -67,7 +67,8 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_files_that_a_page_names_exist() -> None:
-    for path in [ROOT / "README.md", *DOCS]:
+    """The changelog also names files that are gone."""
+    for path in [ROOT / "README.md", *(page for page in DOCS if page.name != "changelog.md")]:
         named = re.findall(r"`((?:specbench|conf|tests|scripts|results)/[\w./*-]+)`", path.read_text())
         assert [name for name in named if "NAME" not in name and not any(ROOT.glob(name.rstrip("/")))] == [], path
 

@@ -132,8 +132,7 @@ def reader(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         Image.fromarray(np.full((8, 8, 3), 60 * i, np.uint8)).save(reader_folder / f"photos/{i}.png")
     lines = (json.dumps({"file_name": f"{i}.png", "prompt": f"photograph {i}"}) for i in (1, 2, 3))
     (reader_folder / "photos/prompts.jsonl").write_text("\n".join(lines))
-    for name in ("llamagen_xl/eagle", "mar_scenes/cspd"):
-        (reader_folder / "drafters" / name).mkdir(parents=True)
+    (reader_folder / "drafters/llamagen_xl/eagle").mkdir(parents=True)
     documented = (ROOT / "docs/suites.md").read_text().split("```yaml\n")[1].split("```")[0]
     (reader_folder / "my.yaml").write_text(documented)
     (reader_folder / "my.txt").write_text("a red circle\na blue square\na green star\n")
