@@ -127,5 +127,5 @@ def test_an_import_loads_nothing_heavy() -> None:
     offered = {"audit", "compare", "load", "result", "run", "RunError", "UsageError"}
     assert offered <= {*dir(specbench)}
     assert all(callable(getattr(specbench, name)) for name in offered)
-    with pytest.raises(AttributeError, match="no attribute 'nope'"):
+    with pytest.raises(AttributeError, match="'nope'"):
         _ = specbench.nope

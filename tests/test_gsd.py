@@ -117,9 +117,9 @@ def test_a_setting_departs_from_its_variant() -> None:
 
 
 def test_a_wrong_variant_is_a_plain_error() -> None:
-    with pytest.raises(UsageError, match=r"^unknown variant of gsd 'exact' \(choose from: printed, released\)$"):
+    with pytest.raises(UsageError, match="'exact'"):
         configuration.compose(["method=gsd", "variant=exact"])
-    with pytest.raises(UsageError, match="has no parameter 'variant' .it belongs to method"):
+    with pytest.raises(UsageError, match="'variant'"):
         configuration.compose(["method=vanilla", "variant=released"])
 
 

@@ -20,18 +20,17 @@ from specbench.decoding.rules import Band, Mentored, Rule, cool, exact, uniform
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.relaxed import Redraw
 from specbench.decoding.rules.thresholds import Typical
-from specbench.decoding.sampling import draw_distinct, draw_several
+from specbench.decoding.sampling import draw_distinct
 from specbench.decoding.trees import Tree, build, chain_paths, from_parents, parse, window_paths
 from specbench.decoding.verify import Draft, TokenWise, Verification, VerificationResult
 from specbench.decoding.verify.block import BlockVerification
-from specbench.decoding.verify.selected import Selected
 from specbench.decoding.verify.traversal import Traversal
 from specbench.engine.ops import KVCache
 
 pytest.importorskip("triton")
 from gpu_checks.parity import poisoned
 
-from specbench.engine.kernels import FusedKernels, lossless, selected
+from specbench.engine.kernels import FusedKernels, lossless
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS = 8
@@ -112,7 +111,6 @@ def assert_same(fused: VerificationResult, plain: VerificationResult) -> None:
         assert torch.equal(getattr(plain, name), getattr(fused, name))
     torch.testing.assert_close(fused.next_probs, plain.next_probs, rtol=1e-3, atol=1e-7)
     torch.testing.assert_close(fused.first, plain.first, rtol=1e-5, atol=1e-8)
-    torch.testing.assert_close(fused.share, plain.share, rtol=1e-6, atol=1e-6, equal_nan=True)  # or None
 
 
 def agree(
@@ -144,33 +142,12 @@ def kind_of(tree: Tree, kind: str, rows: int = ROWS) -> Tensor | None:
 CHAIN, TREE = chain_paths(3), parse("[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0]]")
 
 
-BRANCHES, PAIRS = parse("[[0],[1],[2],[0,0],[0,1]]"), parse("[[0],[1],[0,0],[0,1],[1,0],[1,1]]")
-SIBLINGS = parse("[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0],[0,0,1]]")
+BRANCHES = parse("[[0],[1],[2],[0,0],[0,1]]")
 
 
 def of_kind(paths: list[trees.Path], size: int, kind: str = "sampled", rows: int = 4) -> tuple[Tensor, Draft]:
     tree = shared(paths)
-    p, draft = drafted(tree, size, size // 2 + 1, kind_of(tree, kind, rows), rows)
-    return p, replace(draft, replacement=kind == "with replacement")
-
-
-def siblings(tree: Tree, size: int, kind: str = "sampled", coarse: bool = False) -> tuple[Tensor, Draft]:
-    """A target's distributions, and a draft whose siblings are drawn with replacement or, if there are two, without.
-    coarse: draw from bfloat16 distributions, in which many probabilities are equal."""
-    rows, sampled = 6, kind_of(tree, kind, 6)
-    if kind == "mixed":
-        sampled &= tree.parent != 0
-    p, draft = drafted(tree, size, size // 2 + 1, sampled, rows)
-    if coarse:
-        p, q = (x.bfloat16().float() for x in (p, draft.probs))
-        p, draft = p / p.sum(-1, keepdim=True), replace(draft, probs=q / q.sum(-1, keepdim=True))
-    if kind != "pairs":
-        drawn = draw_several(draft.probs, uniforms(rows, draft.probs.shape[1], tree.width, seed=2))
-        tokens = torch.zeros(rows, tree.nodes + 1, dtype=torch.int64, device=DEVICE)
-        children = tree.children.expand(rows, -1, -1)
-        tokens.scatter_(1, torch.where(children >= 0, children, tree.nodes).flatten(1), drawn.flatten(1))
-        draft = replace(draft, tokens=tokens[:, :-1].contiguous(), replacement=True)
-    return p, draft
+    return drafted(tree, size, size // 2 + 1, kind_of(tree, kind, rows), rows)
 
 
 VERIFICATIONS: dict[str, Verification] = {
@@ -179,15 +156,12 @@ VERIFICATIONS: dict[str, Verification] = {
     "chain": Traversal(),
     "tree": Traversal(),
 }
-VERIFICATIONS |= {"selected": Selected(), "pairs": Selected()}
 #: The target's distributions and the draft for a vocabulary size, by kind of verification.
 DRAFTS: dict[str, Any] = {
     "token": partial(of_kind, TREE),
     "block": partial(of_kind, CHAIN),
     "chain": partial(of_kind, CHAIN),
     "tree": partial(of_kind, BRANCHES),
-    "selected": partial(siblings, shared(SIBLINGS)),
-    "pairs": partial(siblings, shared(PAIRS), kind="pairs"),
 }
 
 
@@ -326,9 +300,8 @@ def test_a_vocabulary_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None
     p, draft = drafted(shared(TREE), 4099, 3000, None, 4)
     for rule in (cool(1.5, 3), Band(0.45, 0.5, 3), Mentored(0.05), Typical()):
         agree(p, draft, rule)
-    for module, name, size in ((lossless, "_BLOCK", 16), (selected, "_BLOCK", 16), (selected, "_PIECE", 8)):
-        monkeypatch.setattr(module, name, size)
-    for name in ("block", "tree", "selected", "pairs"):
+    monkeypatch.setattr(lossless, "_BLOCK", 16)
+    for name in ("block", "tree"):
         agree(*DRAFTS[name](37), verification=VERIFICATIONS[name])
 
 
@@ -340,7 +313,7 @@ def test_a_band_of_no_strength_is_the_exact_rule() -> None:
 
 
 @pytest.mark.parametrize(("name", "rule"), [
-    *((name, exact()) for name in ("block", "tree", "selected")), ("token", cool(1.5, 3)),
+    *((name, exact()) for name in ("block", "tree")), ("token", cool(1.5, 3)),
     ("token", Band(0.45, 0.5, 3)), ("token", Mentored(0.05)), ("token", Typical()),
     ("token", Lantern("lantern", near(19, 13), 12, "tvd", 0.15)),
 ], ids=lambda x: getattr(x, "name", x))  # fmt: skip
@@ -380,13 +353,13 @@ def test_topologies(tree: Tree) -> None:
     assert max(lengths) > min(3, tree.height - 1)
 
 
-# --- block, traversal and selected-path verification ------------------------------------------------------------------
+# --- block and traversal verification ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "kinds"), [
     ("block", ("sampled", "mixed", "deterministic")),
     ("chain", ("sampled",)),
-    ("tree", ("sampled", "mixed", "deterministic", "with replacement")),
+    ("tree", ("sampled", "mixed", "deterministic")),
 ])  # fmt: skip
 def test_lossless_verification(name: str, kinds: tuple[str, ...]) -> None:
     """The size of the vocabulary is not divisible by 16. One row has a shortened draft, and another has fewer tokens
@@ -396,45 +369,23 @@ def test_lossless_verification(name: str, kinds: tuple[str, ...]) -> None:
         assert len(set(plain.length.tolist())) > 1  # the root does not decide every row
 
 
-@pytest.mark.parametrize(
-    ("kind", "coarse"),
-    [("sampled", False), ("sampled", True), ("mixed", False), ("deterministic", True), ("pairs", False)],
-)
-def test_selected_path_verification(kind: str, coarse: bool) -> None:
-    p, draft = siblings(shared(PAIRS if kind == "pairs" else SIBLINGS), 19, kind, coarse)
-    results = [agree(p, draft, verification=Selected(), seed=seed) for seed in range(2)]
-    assert len({n for plain in results for n in plain.length.tolist()}) > 2
-    assert any((plain.share > 0).any() for plain in results if plain.share is not None) or kind == "deterministic"
-
-
-def test_shares() -> None:
-    """One share for all rows, and more shares than are tried at once. On a chain nothing is selected."""
-    for verification in (Selected(0.0), Selected(0.6), Selected(1.0), Selected(grid=1), Selected(grid=20)):
-        agree(*DRAFTS["selected"](19), verification=verification)
-    plain = agree(*siblings(shared(CHAIN), 19, "mixed"), verification=Selected())
-    assert plain.share is not None
-    assert plain.share.isnan().all()
-
-
 def test_the_output_distribution_of_a_rule() -> None:
     """Where a draft ends early, the next token comes from the target's distribution; the kernel drew it from the rule's
-    output distribution. The selection of bands is left to the plain functions."""
+    output distribution."""
     agree(*DRAFTS["block"](19), Band(0.45, 0.5, 3), BlockVerification())
     agree(*DRAFTS["block"](19, "mixed"), Mentored(0.05), BlockVerification())
-    agree(*DRAFTS["selected"](19), Band(0.45, 0.5, 3), Selected())
 
 
 def test_rows_with_a_tree_of_their_own() -> None:
     """Also with more siblings than the drafter has tokens."""
     agree(*drafted(grown(8, 3, 4, 4), 5, 3, None, 4), verification=Traversal())
-    agree(*siblings(grown(9, 3, 4, 6), 19), verification=Selected())
 
 
 def test_a_tree_without_nodes() -> None:
     p, draft = DRAFTS["block"](19)
     empty = replace(draft, tree=build([]).to(DEVICE), tokens=draft.tokens[:, :1], probs=draft.probs[:, :0])
     empty = replace(empty, valid=draft.valid[:, :1])
-    for verification in (Traversal(), BlockVerification(), Selected()):
+    for verification in (Traversal(), BlockVerification()):
         assert verify(p[:, :1], empty, exact(), 0, FusedKernels(), verification).length.eq(0).all()
 
 

@@ -281,7 +281,7 @@ def test_in_a_grid_every_job_has_its_own_values() -> None:
         ("sjdpac_table1@2", "lumina_mgpt", "coco2017", 3.0, 2000),
         ("sjdpac_table1@2", "llamagen_scenes", "scenes", 3.0, None),
     ]
-    with pytest.raises(UsageError, match="job protocol=nope model=anole: unknown protocol 'nope'"):
+    with pytest.raises(UsageError, match="protocol=nope"):
         configuration.grid(["protocol=sjd_table4,nope", "model=anole"], multirun=True)
     sizes = configuration.grid(["protocol=sjd_fig12", "model=lumina_mgpt", "size=768,1024"], multirun=True)
     assert [job.cfg["size"] for job in sizes] == [768, 1024]

@@ -161,7 +161,7 @@ def test_a_drafter_without_a_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -
     cfg = configuration.compose(["method=medusa", "weights=random", "device=cpu"])
     built = registry.find("drafter", "medusa")
     monkeypatch.delattr(medusa, "shape")
-    with pytest.raises(UsageError, match=r"medusa .*medusa\.py"):
+    with pytest.raises(UsageError, match=r"medusa\.py"):
         method.check(cfg)
     monkeypatch.setattr(medusa, "build", lambda *args: vars(built(*args)).pop("shape") and object())
     with pytest.raises(UsageError, match="medusa"):

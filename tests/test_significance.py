@@ -111,7 +111,7 @@ def test_a_table_compares_the_runs_of_another(drawn: Any, tmp_path: Path) -> Non
             return row
 
     def filled() -> measure.TablePlan:
-        return collect(measure.plan(other, TABLE.model, None, results, runs), results, bench, print)
+        return collect(measure.plan(other, TABLE.model, None, results, runs), bench, print)
 
     bench, other = Storing(), replace(TABLE, id="other")
     drawn(bench)

@@ -21,7 +21,8 @@ from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.rows import selection
 from specbench.rows.csv_files import as_cells, read_rows
-from specbench.tables import figures, suite_files, suite_sheet, suites
+from specbench.tables import catalog, figures, measure, sheet, suite_files
+from specbench.tables.measure import SuiteFolder, TablePlan
 from specbench.tables.suite_files import Source
 
 SUITE = {
@@ -67,6 +68,10 @@ def suite(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "my.yaml"
     path.write_text(yaml.safe_dump(SUITE, sort_keys=False))
     return path
+
+
+def _plan(content: Mapping[str, Any], out: Path) -> TablePlan:
+    return measure.plan_suite(catalog.suite("x", Source("x", content)), SuiteFolder(out))
 
 
 def _rows(out: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
@@ -150,7 +155,7 @@ def test_a_star_is_of_the_test_against_vanilla(tmp_path: Path) -> None:
     star is of the difference of the means, and its family has no tests of single seeds."""
     for seeds in ([0], [0, 1]):
         content = SUITE | {"columns": ["perplexity"], "tests": TESTS, "seeds": seeds}
-        plan = suites.plan(suites.read(Source("x", content), "x"), tmp_path)
+        plan = _plan(content, tmp_path)
         ids = {planned.folder: f"{planned.key}-{planned.cell.seed}" for planned in plan.runs}
         vanilla = {p.folder: ids[p.reference] if p.reference else "" for p in plan.runs}
         plan = plan.with_rows({f: {"run_id": ids[f], "baseline_run_id": vanilla[f]} for f in ids})
@@ -162,12 +167,10 @@ def test_a_star_is_of_the_test_against_vanilla(tmp_path: Path) -> None:
         pairs = [(of_seeds["vanilla"], of_seeds["sjd"], "0.01"), (of_seeds["cool_2"], of_seeds["sjd"], "0.9")]
         pairs += [("vanilla-0", "sjd-0", "0.7")] if len(seeds) > 1 else []
         rows = [common | {"run_a": a, "run_b": b, "p": p} for a, b, p in pairs]
-        adjusted = rows
-        for family in suites._families(rows):
-            adjusted = wording.readjusted(adjusted, family)
+        adjusted = plan.adjusted(rows)
         assert [row["tests"] for row in adjusted] == ["2", "2", "1"][: len(rows)]
         plan = replace(plan, compared=tuple(adjusted))
-        assert suite_sheet._p_values(plan, members, plan.suite.table.columns) == {("sjd", "perplexity"): 0.02}
+        assert sheet._p_values(plan, members, plan.suite.table.columns) == {("sjd", "perplexity"): 0.02}
 
 
 def test_a_report_of_a_suite_shows_its_runs_and_nothing_else(call: Call, suite: Path) -> None:
@@ -200,7 +203,7 @@ def test_timed_runs_alternate_with_vanilla(call: Call, suite: Path) -> None:
 def test_a_line_with_its_own_sampling_has_its_own_vanilla(tmp_path: Path) -> None:
     lines: dict[str, Any] = {"sjd": {"method": "sjd", "temperature": [0.9, 0.5]}, "top": {"method": "sjd", "window": 8}}
     lines["few"] = {"method": "sjd", "window": 4, "n": 3}
-    plan = suites.plan(suites.read(Source("x", {"n": 2, "timed": 1, "lines": lines}), "x"), tmp_path)
+    plan = _plan({"n": 2, "timed": 1, "lines": lines}, tmp_path)
     quality = [planned for planned in plan.runs if not planned.timed]
     vanillas = [planned for planned in quality if planned.reference is None]
     assert {planned.label for planned in vanillas} == {
@@ -220,7 +223,7 @@ def test_methods_of_other_models_are_left_out_and_named(tmp_path: Path) -> None:
         "models": ["llamagen_scenes", "mar_scenes"],
         "lines": {"sjd": {"method": "sjd"}, "cspd": {"method": "cspd", "gamma": 2}},
     }
-    plan = suites.plan(suites.read(Source("x", content), "x"), tmp_path)
+    plan = _plan(content, tmp_path)
     assert {(planned.key, planned.cell.model) for planned in plan.runs} == {
         ("vanilla", "llamagen_scenes"),
         ("sjd", "llamagen_scenes"),
@@ -232,7 +235,7 @@ def test_methods_of_other_models_are_left_out_and_named(tmp_path: Path) -> None:
 
 def test_a_real_model_takes_nothing_from_the_embedded_world_of_a_suite(tmp_path: Path) -> None:
     content = {**suite_files.named("glance").content, "models": ["llamagen_scenes", "llamagen_xl"]}
-    plan = suites.plan(suites.read(Source("x", content), "x"), tmp_path)
+    plan = _plan(content, tmp_path)
     configs = {run.cell.model: run.config for run in plan.runs if not run.timed}
     assert configs["llamagen_scenes"]["data"].startswith("scenes")
     assert configs["llamagen_xl"]["data"] == "parti"
@@ -295,7 +298,7 @@ def test_no_text_of_a_suite_reaches_the_terminal_as_a_code(call: Call) -> None:
     code, out, more = call("suite", "good.yaml", "dry_run=true")
     assert "\x1b" not in err + out + more
     assert "\x07" not in err + out + more
-    suite = suites.read(suite_files.of_file(Path("good.yaml")), "good")
+    suite = catalog.suite("good", suite_files.of_file(Path("good.yaml")))
     assert (suite.table.title, suite.table.paper) == ("a?[31mred?", "b?]0;c? d")
     assert code in (0, 2)
 
@@ -305,13 +308,13 @@ def test_every_shipped_suite_can_be_read_and_has_a_description() -> None:
         assert line.endswith("."), f"the first comment of suite/{name} is no whole sentence: {line!r}"
         source = suite_files.named(name)
         if source.content.get("rows_of", "run") == "run":
-            suite = suites.read(source, name)
+            suite = catalog.suite(name, source)
             assert suite.table.lines
             assert suite.shared["batch"] != "1"
             assert suite.shared["baseline"] == "false"
         else:
-            with pytest.raises(UsageError, match="draw it with specbench tables"):
-                suites.read(source, name)
+            with pytest.raises(UsageError):
+                catalog.suite(name, source)
 
 
 def test_a_grid_knows_its_jobs(call: Call) -> None:
@@ -346,10 +349,10 @@ def test_pooled_rows_have_the_spread_between_seeds() -> None:
 
 def test_seconds_have_the_spread_of_as_many_seeds() -> None:
     """A suite used to drop the spread of speed-ups between seeds. Seconds of fewer seeds have none, and a note."""
-    quality = [SimpleNamespace(timed=False, row={"fid": fid, "note": ""}) for fid in ("1", "3")]
-    seconds = [SimpleNamespace(timed=True, row={"speedup_latency": value}) for value in ("2", "4")]
+    quality = [SimpleNamespace(seconds=False, row={"fid": fid, "note": ""}) for fid in ("1", "3")]
+    seconds = [SimpleNamespace(seconds=True, row={"speedup_latency": value}) for value in ("2", "4")]
     spread = selection.spread_of("speedup_latency")
-    whole, part = (suite_sheet._row([*quality, *timed]) or {} for timed in (seconds, seconds[:1]))  # type: ignore[list-item]
+    whole, part = (measure.pooled_row([*quality, *timed], True) or {} for timed in (seconds, seconds[:1]))  # type: ignore[list-item]
     assert (float(whole["speedup_latency"]), float(whole[spread])) == (3, pytest.approx(2**0.5))
     assert (part["speedup_latency"], part.get(spread)) == ("2", None)
     assert (whole["note"], part["note"]) == ("mean over 2 runs", "mean over 2 runs; runs in seconds: 1")

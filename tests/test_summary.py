@@ -43,9 +43,7 @@ def trace(outside: float = 0.0) -> Trace:
     distances[:4, 0] = torch.tensor([0.25, 0.5, 0, 0.25])[:, None]
     distances[2, 0, 8] = outside
     distances[4] = torch.tensor([[2.0, 4, 8, 1, 2, 4, 2, 4, 8], [1] * 9])  # two to the power of the depth
-    share = torch.full((2, 9), torch.nan)
-    share[0, :4] = torch.tensor([0.25, torch.nan, 0.5, 0.75])
-    return Trace(accepted.long(), offered.long(), first, tv, top1, top3, log_prob, *distances, share)
+    return Trace(accepted.long(), offered.long(), first, tv, top1, top3, log_prob, *distances)
 
 
 def images(batch_trace: Trace, steps: list[int], passes: int = 0) -> list[Record]:
@@ -69,7 +67,6 @@ def test_the_fields_of_a_record() -> None:
         "first_accept": 0.75,
         "draft_top1": pytest.approx(1 / 3, rel=1e-5),
         "draft_top3": pytest.approx(2 / 3, rel=1e-5),
-        "select_share": 0.5,
         "emitted_tv": 0.25,
         "emitted_kl": 0.5,
         "emitted_outside": 0.0,
@@ -112,7 +109,6 @@ def test_the_columns_of_a_row() -> None:
         "draft_tv": 0.875 / 3,
         "draft_top1": 1 / 3,
         "draft_top3": 2 / 3,
-        "select_share": 0.5,
         "draft_passes": 32.5,
     }
     assert {k: row[k] for k in expected} == pytest.approx(expected, rel=1e-5)
@@ -126,7 +122,7 @@ def test_the_columns_of_a_row() -> None:
         "emitted_kl_optimal_stderr": 0.125,
         "draft_passes_stderr": 12.5,  # for 20 and 45
     }
-    of_drafts = "emitted_kl_ratio first_accept draft_tv draft_top1 draft_top3 select_share".split()
+    of_drafts = "emitted_kl_ratio first_accept draft_tv draft_top1 draft_top3".split()
     errors |= {f"{name}_stderr": None for name in of_drafts}  # only one image has drafts
     assert {k: row[k] for k in errors} == pytest.approx(errors)
     assert row["drafted_by_position"] == [0.5, 0.5, 0, 0, 0.5, 0, 0.5, 0.5, 0.5]  # all from the first image

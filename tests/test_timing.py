@@ -51,14 +51,14 @@ def test_which_runs_are_timed_by_default(monkeypatch: pytest.MonkeyPatch) -> Non
     ):
         assert timing.is_timed(configuration.compose(words)) is expected, words
     for words in (("workers=2",), ("ray_address=10.0.0.1:6379",)):
-        with pytest.raises(UsageError, match="timing=true measures one process of this machine: leave workers="):
+        with pytest.raises(UsageError, match="timing=true"):
             configuration.compose(["timing=true", *words])
     monkeypatch.setattr(configuration, "_installed", lambda module: True)
     jobs = ["delta=1,2"]
     assert [timing.is_timed(job.cfg) for job in configuration.grid(jobs, True)] == [True, True]
     jobs.append("hydra/launcher=joblib")
     assert [timing.is_timed(job.cfg) for job in configuration.grid(jobs, True)] == [False, False]
-    with pytest.raises(UsageError, match="timing=true: parallel jobs would disturb each other"):
+    with pytest.raises(UsageError, match="timing=true:"):
         configuration.grid([*jobs, "timing=true"], True)
     # rows without the parameter keep their hash
     hashes = {provenance.config_hash(configuration.compose([f"timing={t}"])) for t in ("null", "true", "false")}
@@ -287,7 +287,7 @@ def test_a_stopped_further_measurement_continues(tmp_path: Path, monkeypatch: py
     file = tmp_path / TIMINGS
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join(lines[:9]) + lines[9][:40])
-    with pytest.raises(run.Stopped, match="12 of 12 images"):
+    with pytest.raises(run.Stopped, match="12 of 12"):
         execute(tmp_path, "n=12", loader=at(7, interrupt))
     assert [r.index for r in TimingJournal(file)] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 4, 5, 5, 6, 6, 7, 7]
     again = execute(tmp_path, "n=12", loader=slowing(monkeypatch))

@@ -69,7 +69,7 @@ def test_a_diverging_training_is_reported(tmp_path):
         value, statistics = model.loss(micro_step)
         return value * float("nan"), statistics
 
-    with pytest.raises(FloatingPointError, match="not finite at step 0"):
+    with pytest.raises(FloatingPointError, match="step 0"):
         fit("small", model, loss, Recipe(steps=3, batch=1, lr=1e-2), tmp_path)
 
 

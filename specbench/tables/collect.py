@@ -1,19 +1,20 @@
-"""Runs the lines of a table that have no row yet, and compares runs for its tests."""
+"""Executes the runs of a plan that have no row yet, and compares runs: for its tests, with vanilla AR, and curves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-from specbench.harness.planned import Plan, PlannedRun, Row, execute
-from specbench.rows.csv_files import append_row, as_cells, read_rows
+from specbench.errors import RunError, UsageError
+from specbench.harness.planned import PlannedRun, Row, execute
+from specbench.rows.csv_files import as_cells, read_rows, to_csv
 from specbench.storage.csv_text import csv_text
 from specbench.storage.files import write_atomically
 from specbench.tables.definitions import Panel
-from specbench.tables.measure import ROW_FILES, TablePlan, store
-
-P = TypeVar("P", bound=Plan[Any])
+from specbench.tables.measure import Group, SuiteFolder, TablePlan, TableRun
 
 
 class Bench:
@@ -39,6 +40,13 @@ class Bench:
 
         return wording.rows(comparison.compare(passes.read(str(a)), passes.read(str(b))))
 
+    def over_seeds(self, pairs: Sequence[tuple[Path, Path]]) -> Sequence[Mapping[str, Any]]:
+        """The same for the means over seeds, from the two folders of each seed."""
+        from specbench.compare import comparison, passes, wording
+
+        scored = [(passes.read(str(a)), passes.read(str(b))) for a, b in pairs]
+        return wording.rows(comparison.over_seeds(scored))
+
     def equal(self, curves: Mapping[str, Sequence[Path]], x: str, y: str) -> Sequence[Mapping[str, Any]]:
         """The rows of `compare.equal` for every pair of curves at equal x; curves: label -> folders of runs."""
         from specbench.compare import equal, passes
@@ -47,117 +55,165 @@ class Bench:
         return list(equal.rows(scored, x, y))
 
 
-class PlanRunner(Generic[P]):
-    """Executes runs of a plan, reports progress to `say`, and compares their images. made: folder -> row of the
-    executed runs; keep, jobs, patient: see `planned.execute`."""
+def collect(
+    todo: TablePlan, bench: Bench, say: Callable[[str], None], jobs: int = 1, no_run: bool = False
+) -> TablePlan:
+    """Executes the runs without a row, compares runs image by image, and returns the filled plan. jobs: see
+    `planned.execute`; no_run: only compares.
 
-    def __init__(
-        self,
-        plan: P,
-        bench: Bench,
-        say: Callable[[str], None],
-        jobs: int = 1,
-        keep: Callable[[PlannedRun, Mapping[str, Any]], None] = lambda run, row: None,
-        patient: bool = False,
-    ) -> None:
-        self.plan, self.bench, self.say, self.jobs, self.keep, self.patient = plan, bench, say, jobs, keep, patient
-        self.made: dict[Path, Row] = {}
+    Each row is stored as soon as it exists, and each run continues in its own folder. After any interruption, another
+    call loses and repeats nothing.
 
-    def execute(self, chosen: Sequence[PlannedRun]) -> None:
-        """Executes these runs and adds their rows to the plan. UsageError or RunError if some failed."""
+    A failed run of a suite does not stop the others: the plan has the error. For a table, raises UsageError or RunError
+    if lines failed; with several jobs, after the others are done.
+    """
+    runner = _Runner(todo, bench, say, jobs)
+    if todo.suite.baseline:
+        try:
+            runner.execute([] if no_run else todo.missing)
+        except (UsageError, RunError) as e:
+            runner.plan = replace(runner.plan, failed=e)
+        runner.plan = against_vanilla(runner.plan)
+    else:
+        runner.pair_curves()
+        runner.execute(runner.plan.missing)
+    runner.compare()
+    if runner.plan.suite.baseline and (rows := [run.row for run in runner.plan.runs if run.row is not None]):
+        write_atomically(todo.home / SuiteFolder.ROWS, to_csv(rows).encode())
+    return runner.plan
+
+
+def against_vanilla(plan: TablePlan) -> TablePlan:
+    """The plan with the columns of finished runs that compare them with the vanilla AR of their suite."""
+    from specbench.harness.row import against
+
+    rows = {run.folder: run.row for run in plan.runs if run.row is not None}
+    for run in plan.runs:
+        if run.row is not None and not run.seconds and run.reference in rows:
+            versus = against(run.folder, run.reference, int(float(run.row["n"])))
+            rows[run.folder] = {**run.row, **as_cells(versus)}
+    return plan.with_rows(rows)
+
+
+class _Runner:
+    """Executes runs of a plan, reports progress to `say`, and compares their images. made: the folders of
+    executed runs; jobs: see `planned.execute`."""
+
+    def __init__(self, plan: TablePlan, bench: Bench, say: Callable[[str], None], jobs: int) -> None:
+        self.plan, self.bench, self.say, self.jobs = plan, bench, say, jobs
+        self.made: set[Path] = set()
+
+    def execute(self, chosen: Sequence[TableRun]) -> None:
+        """Executes these runs, stores their rows and adds them to the plan. UsageError or RunError if some failed."""
 
         def keep(run: PlannedRun, row: Mapping[str, Any]) -> None:
-            self.keep(run, row)
-            self.made[run.folder] = as_cells(row)
+            self.plan.store.keep(run, row)
+            self.made.add(run.folder)
+            self.plan = self.plan.with_rows({run.folder: as_cells(row)})
 
-        try:
-            execute(self.plan, chosen, self.bench.row, keep, self.say, self.jobs, self.patient)
-        finally:
-            self.plan = self.plan.with_rows(self.made)
+        execute(self.plan, chosen, self.bench.row, keep, self.say, self.jobs, bool(self.plan.suite.baseline))
 
-    def compare(self, a: tuple[str, Path], b: tuple[str, Path]) -> list[Row]:
-        """The rows of `specbench compare` for two runs, each given by its label and its folder."""
-        from specbench.compare import wording
+    def folders(self, runs: Iterable[TableRun]) -> list[Path]:
+        """The folders with the images of these runs' rows. If a row came without images, they are decoded again."""
+        every = list(runs)
+        self.execute([run for run in {run.folder: run for run in every}.values() if self._folder(run) is None])
+        return [self._folder(run) or run.folder for run in every]
 
-        self.say(f"{self.plan.title}: {b[0]} and {a[0]}, image by image")
-        rows = self.bench.compare(a[1], b[1])
-        return [as_cells({name: row.get(name) for name in wording.ROWS.columns}) for row in rows]
-
-
-class _TableRunner(PlanRunner[TablePlan]):
-    """Executes the runs of a table and appends each row to the table's file as soon as it exists."""
-
-    def __init__(self, plan: TablePlan, results: Path, bench: Bench, say: Callable[[str], None], jobs: int) -> None:
-        super().__init__(plan, bench, say, jobs, self._append)
-        self.results = results
-
-    def _append(self, run: PlannedRun, row: Mapping[str, Any]) -> None:
-        append = append_row if run.rows_of == "run" else ROW_FILES[run.rows_of].append
-        append(store(self.plan.table, self.results), row)
-
-    def folders(self, keys: Iterable[str]) -> dict[str, Path]:
-        """Line key -> the folder with the images of its row. If a row came without images, they are decoded again."""
-        every = {run.key: run for run in self.plan.runs}
-        runs = [every[key] for key in dict.fromkeys(keys)]
-        self.execute([run for run in runs if self._folder(run) is None])
-        return {run.key: self._folder(run) or run.folder for run in runs}
-
-    def _folder(self, run: PlannedRun) -> Path | None:
+    def _folder(self, run: TableRun) -> Path | None:
         """The run's own folder, or the folder of another table's run with this row; None if both are missing."""
         if run.folder in self.made:
             return run.folder
-        shared = run.folder.parents[2].glob(f"*/{self.plan.model}/*-{run.folder.name.rpartition('-')[2]}")
-        places = [run.folder] if run.folder.exists() else sorted(shared)
-        return next((place for place in places if _is_of(place, run.row)), None)
+        return next((place for place in self.plan.store.places(run) if _is_of(place, run.row)), None)
 
-    def test_curves(self, panel: Panel, runs: str) -> None:
+    def compare(self) -> None:
+        """Compares the runs that are not compared yet, or that were executed since, and writes the rows."""
+        from specbench.compare import wording
+
+        if not self.plan.comparisons():
+            return
+        file, is_suite, problems = self.plan.store.comparisons(), bool(self.plan.suite.baseline), dict[str, None]()
+
+        def stored(rows: Sequence[Row]) -> None:
+            self.plan = replace(self.plan, compared=tuple(self.plan.adjusted(rows)))
+            if rows:
+                write_atomically(file, csv_text(wording.ROWS.columns, self.plan.compared).encode())
+
+        if is_suite:
+            with suppress(UsageError):  # computed again
+                self.plan = replace(self.plan, compared=tuple(wording.ROWS.read(file)))
+        while any(self._folder(run) is None for run in self._uncompared_runs()):
+            self.folders(self._uncompared_runs())  # which may change other comparisons, too
+        for group in self._uncompared():
+            outdated = self.plan.compared_rows(group)
+            try:
+                rows = self._compared(group)
+                stored([*(row for row in self.plan.compared if row not in outdated), *rows])
+            except UsageError as e:
+                if not is_suite:
+                    raise
+                problems[str(e)] = None
+        if is_suite:  # without the runs of earlier definitions
+            stored([row for group in self.plan.comparisons() for row in self.plan.compared_rows(group)])
+        self.plan = replace(self.plan, uncompared=tuple(problems))
+
+    def _uncompared(self) -> list[Group]:
+        untested = {(test.other, test.line) for test in self.plan.untested if not self.plan.suite.baseline}
+
+        def is_missing(group: Group) -> bool:
+            ran = any(run.folder in self.made for pair in group for run in pair)
+            return (
+                ran or not self.plan.compared_rows(group) or not untested.isdisjoint((a.key, b.key) for a, b in group)
+            )
+
+        return [group for group in self.plan.comparisons() if is_missing(group)]
+
+    def _uncompared_runs(self) -> list[TableRun]:
+        return [run for group in self._uncompared() for pair in group for run in pair]
+
+    def _compared(self, group: Group) -> list[Row]:
+        """The rows of the comparison of a group."""
+        from specbench.compare import wording
+
+        pairs = [(a, b) for a, b in (self.folders(pair) for pair in group)]
+        if len(group) > 1:
+            rows = self.bench.over_seeds(pairs)
+        else:
+            [(a, b)] = group
+            self.say(f"{self.plan.title}: {b.label} and {a.label}, image by image")
+            rows = self.bench.compare(*pairs[0])
+        return [as_cells({name: row.get(name) for name in wording.ROWS.columns}) for row in rows]
+
+    def pair_curves(self) -> None:
+        """Executes the runs of each panel whose curves are compared, and compares them, before the next panel starts,
+        so that an interruption keeps its comparisons."""
+        for panel in self.plan.table.compared_panels:
+            self.execute([run for run in self.plan.missing if run.key in panel.keys])
+            for compared in self.plan.unequalled.values():
+                self.folders(self._of_panel(compared))  # which may change their runs
+            for runs, compared in self.plan.unequalled.items():
+                self._pair(compared, runs)
+
+    def _of_panel(self, panel: Panel) -> list[TableRun]:
+        runs = {run.key: run for run in self.plan.runs}
+        return [runs[key] for key in panel.keys]
+
+    def _pair(self, panel: Panel, runs: str) -> None:
         """Compares the pairs of curves of a panel that are not compared yet. runs: identifies the panel's runs."""
         from specbench.compare import equal
 
-        label, folders, plan = panel.label, self.folders(panel.keys), self.plan.with_tests(self.results)
+        label, folders = panel.label, dict(zip(panel.keys, self.folders(self._of_panel(panel)), strict=True))
         self.say(f"{label}: every pair of curves, image by image")
-        for (x, y), missing in plan.uncompared(panel, runs).items():
+        for (x, y), missing in self.plan.unpaired(panel, runs).items():
             if not missing:
                 continue
-            whole = plan.with_column(panel, y)
+            whole = self.plan.with_column(panel, y)
             if left_out := [curve.label for curve in panel.curves if curve not in whole]:
                 self.say(f"{label}: {', '.join(left_out)} did not measure {y} and is skipped")
             curves = {curve.label: [folders[key] for key in curve.lines] for curve in whole}
             for row in self.bench.equal(curves, x, y):
                 if (row["a"], row["b"]) in missing:
-                    equal.ROWS.append(store(plan.table, self.results, "_pairs"), {**row, "panel": label, "runs": runs})
-
-
-def collect(todo: TablePlan, results: Path, bench: Bench, say: Callable[[str], None], jobs: int = 1) -> TablePlan:
-    """Executes the runs without a row, compares the runs of each test image by image, and returns the filled plan.
-
-    Each row is appended as soon as it exists, and each run continues in its own folder. After any interruption, another
-    call loses and repeats nothing. jobs: see `planned.execute`.
-
-    Raises UsageError or RunError if lines failed; with several jobs, after the others are done.
-    """
-    from specbench.compare import wording
-
-    collector = _TableRunner(todo, results, bench, say, jobs)
-    # The curves of a panel are tested before the next panel starts, so that an interruption keeps their tests.
-    for panel in todo.table.compared_panels:
-        collector.execute([run for run in collector.plan.missing if run.key in panel.keys])
-        for compared in collector.plan.with_tests(results).unequalled.values():
-            collector.folders(compared.keys)  # which may change their runs
-        for runs, compared in collector.plan.with_tests(results).unequalled.items():
-            collector.test_curves(compared, runs)
-    collector.execute(collector.plan.missing)
-    tests = collector.plan.untested
-    folders = collector.folders(key for test in tests for key in (test.other, test.line))
-    labels = {line.key: line.label for line in todo.table.lines}
-    for a, b in dict.fromkeys((test.other, test.line) for test in tests):
-        for row in collector.compare((labels[a], folders[a]), (labels[b], folders[b])):
-            wording.ROWS.append(store(todo.table, results, "_test"), row)
-    tested = collector.plan.with_tests(results)
-    if tests:
-        text = csv_text(wording.ROWS.columns, tested.compared)
-        write_atomically(store(todo.table, results, "_test"), text.encode())
-    return tested
+                    equal.ROWS.append(self.plan.store.comparisons("_pairs"), {**row, "panel": label, "runs": runs})
+        self.plan = self.plan.with_tests()
 
 
 def _is_of(folder: Path, row: Row | None) -> bool:

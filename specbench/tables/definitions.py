@@ -6,7 +6,7 @@ A paper's table is a file in conf/suite (see `catalog`) and, for its printed num
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from specbench.rows.columns import METRICS, SHOWN, stderr_of
 from specbench.rows.selection import spread_of
 
 DEFAULT_MODEL = "llamagen_scenes"
+Values = Mapping[str, str]  # parameter -> its value as text
 
 
 @dataclass(frozen=True)
@@ -227,32 +228,39 @@ class Table:
         ys = self.matched.y if self.matched else ()
         return list(itertools.product(self.compared_panels, xs, ys))
 
-    def overrides(self, line: Line, model: str, n: int | None = None, seed: int | None = None) -> list[str] | None:
-        """The Hydra overrides of the run of `line`, with `n` prompts and `seed` (None: the default); None if it has no
-        run on this model."""
-        if self.no_run(line, model):
-            return None
-        is_own = model == self.model
-        values = line.on(model, self.model) or {}
-        if seed is not None and "seed" in values:
-            raise UsageError(f"line {line.key} of {self.id} has its own seed: leave --seeds out")
-        requested = {name: str(value) for name, value in (("n", n), ("seed", seed)) if value is not None}
-        protocol = None if is_own or parameters.world("model", model) else self.papers_protocol
+    def on(self, model: str, n: int | None = None, seeds: tuple[int, ...] = ()) -> Suite:
+        """What `specbench tables` runs: its lines on one model, with `n` prompts and each of the seeds (None, none: the
+        defaults)."""
+        protocol = None if model == self.model or parameters.world("model", model) else self.papers_protocol
         shared = {"protocol": protocol} if protocol else {"n": str(self.n), **named(self.protocol)}
+        if n is not None:
+            shared["n"] = str(n)
         if self.rows_of == "bench":  # a benchmark has no n
-            requested.pop("n", None)
             shared.pop("n", None)
-        first = {"model": model} | {name: v for name, v in values.items() if name not in requested} | requested
-        return as_overrides(of_world(model, first | shared | first))
+        fixed = (*(["n"] if n is not None else []), *(["seed"] if seeds else []))
+        return Suite(self, {"": {"model": model}}, {"": {}}, seeds, shared, fixed)
 
-    def no_run(self, line: Line, model: str) -> str:
-        """Why a line has no run on a model, in a sentence; "" if it has one."""
+    def overrides(self, line: Line, model: str, n: int | None = None, seed: int | None = None) -> list[str] | None:
+        """The overrides of the run of `line` for `specbench tables` (see `on`); None if it has no run on this model."""
+        suite = self.on(model, n, () if seed is None else (seed,))
+        [cell] = suite.cells()
+        return None if self.no_run(line, model) else suite.overrides(line, cell)
+
+    def no_run(self, line: Line, model: str, given: Mapping[str, str] | None = None) -> str:
+        """Why a line has no run on a model, in a sentence; "" if it has one. given: parameters that a suite gives with
+        the model."""
         values = line.on(model, self.model)
         if values is None:
             return line.without
-        if missing := sorted(values.keys() - parameters.possible(model)):
+        known, shared = parameters.table(), named(self.protocol) | dict(given or {})
+        if missing := sorted(name for name in values.keys() - parameters.possible(model) if name in known):
             return f"{model} has no parameter {missing[0]}."
-        return "" if _has_drafter(model, values) else f"{model} has no such drafter."
+        method = (shared | values).get("method", parameters.default_choice("method"))
+        if method not in parameters.choices("method"):
+            return ""  # composing the run says so
+        if parameters.kind("method", method) not in ("any", parameters.kind("model", model)):
+            return f"{model} has {parameters.kind('model', model)} tokens."
+        return "" if _has_drafter(model, method, shared | values) else f"{model} has no such drafter."
 
     @property
     def papers_protocol(self) -> str | None:
@@ -261,12 +269,76 @@ class Table:
         return next((name for name in names if self.id in protocols.read(name).serves), None)
 
 
-def _has_drafter(model: str, values: Mapping[str, str]) -> bool:
+@dataclass(frozen=True)
+class Cell:
+    """A model, a set of prompts (both by their labels) and a seed of a suite."""
+
+    model: str = ""
+    prompts: str = ""
+    seed: int | None = None  # None: the line's own
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """The part that stays when seeds are pooled."""
+        return self.model, self.prompts
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, [*self.group, "" if self.seed is None else f"seed {self.seed}"]))
+
+
+#: Parameters of the runs of a suite that measure seconds: no scores, and no statistics of the emitted distribution.
+_SECONDS = {"batch": "1", "baseline": "true", "timing": "true", "metrics": "none", "emitted_draws": "0"}
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The lines of a table on models, sets of prompts (label -> parameters) and seeds.
+
+    shared: parameters of all runs; fixed: those that no line replaces. baseline: the parameters of vanilla AR, which is
+    decoded once per model, prompts and seed, for all lines; {}: each run decodes its own. timed: prompts of the further
+    runs that measure seconds; 0: no such runs. content: of its file.
+    """
+
+    table: Table
+    models: Mapping[str, Values]
+    prompts: Mapping[str, Values]
+    seeds: tuple[int, ...]
+    shared: Values
+    fixed: tuple[str, ...] = ()
+    baseline: Values = field(default_factory=dict)
+    timed: int = 0
+    content: Mapping[str, Any] = field(default_factory=dict)
+
+    def cells(self) -> Iterator[Cell]:
+        for model, prompts, seed in itertools.product(self.models, self.prompts, self.seeds or (None,)):
+            yield Cell(model, prompts, seed)
+
+    def model(self, cell: Cell) -> str:
+        """The name of a cell's model."""
+        return self.models[cell.model].get("model", self.table.model)
+
+    def overrides(self, line: Line, cell: Cell, seconds: bool = False) -> list[str]:
+        """The Hydra overrides of the run of a line: the model, the line's parameters, and the remaining shared ones."""
+        model = self.model(cell)
+        values = line.on(model, self.table.model) or {}
+        if "seed" in values and "seed" in self.fixed:
+            raise UsageError(f"line {line.key} has its own seed: leave seeds out")
+        own = {name: value for name, value in of_world(model, values).items() if name not in self.fixed}
+        shared = {**self.models[cell.model], **of_world(model, self.shared), **self.prompts[cell.prompts]}
+        if cell.seed is not None:
+            shared["seed"] = str(cell.seed)
+        if seconds:
+            own = own | _SECONDS | {name: value for name, value in own.items() if name == "batch"}
+            own["n"] = str(self.timed)
+        first = {"model": model} | own
+        return as_overrides(first | shared | first)
+
+
+def _has_drafter(model: str, method: str, values: Mapping[str, str]) -> bool:
     """Whether the drafter of a line was trained for an embedded model. True for real models."""
     world, weights = parameters.world("model", model), values.get("drafter_weights", "embedded")
     if world is None or not registry.is_embedded(weights):
         return True
-    method = values.get("method", parameters.default_choice("method"))
     network = registry.drafter_network(values.get("drafter") or parameters.method_choices(method)["drafter"])
     return network is None or network.path(weights, world).is_file()
 

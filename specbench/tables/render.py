@@ -6,16 +6,14 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
 from specbench.errors import UsageError
-from specbench.harness.planned import Row
 from specbench.storage.files import write_atomically
-from specbench.tables import figures, literature, matched
-from specbench.tables.definitions import Table
-from specbench.tables.layout import TableCell, TableSheet, build
+from specbench.tables import figures, matched, sheet
+from specbench.tables.layout import TableCell, TableSheet
 from specbench.tables.measure import TablePlan
 
 _ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
@@ -185,36 +183,23 @@ def formats(text: str) -> list[str]:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def of_table(todo: TablePlan, command: str, folder: Path, formats: Sequence[str]) -> tuple[TableSheet, Iterator[Path]]:
-    """The sheet of a table, and its `files`. command: fills the table."""
-    table = todo.table
-    rows = {} if table.matched else todo.rows
-    if table.matched:
-        sheet = matched.build(todo, command)
-    else:
-        printed = literature.load(table.id) if table.id in literature.available() else []
-        commands = {run.key: run.command for run in todo.runs}
-        sheet = build(table, todo.model, rows, printed, commands, command, todo.compared)
-    stem = table.id if todo.model == table.model else f"{table.id}.{todo.model}"
-    written = files(sheet, table, rows, folder, stem, formats)
-    return sheet, chain(written, matched.draw(todo, folder, stem)) if table.matched else written
-
-
 def files(
-    sheet: TableSheet,
-    table: Table,
-    rows: Mapping[str, Row | None],
-    folder: Path,
-    stem: str,
-    formats: Sequence[str],
-    cells: str = "",
-) -> Iterator[Path]:
-    """Writes a sheet in these formats, and the figures of its rows. Yields each file after it is written. cells: the
-    name of its CSV file."""
+    todo: TablePlan, command: str, folder: Path, formats: Sequence[str], stem: str = "", cells: str = ""
+) -> tuple[TableSheet, Iterator[Path]]:
+    """The sheet of a plan, and its files and figures, each of which is written when the iterator comes to it. command:
+    fills the table; stem: of the files' names, default: the table and its model; cells: the name of the CSV file."""
+    stem = stem or (todo.table.id if todo.model == todo.table.model else f"{todo.table.id}.{todo.model}")
+    if todo.table.matched and not todo.suite.baseline:
+        drawn = matched.build(todo, command)
+        return drawn, chain(_texts(drawn, folder, stem, formats, cells), matched.draw(todo, folder, stem))
+    drawn, table, rows = sheet.build(todo, command)
+    figure = figures.draw(table, rows, folder, stem) if table.figure and any(rows.values()) else ()
+    return drawn, chain(_texts(drawn, folder, stem, formats, cells), figure)
+
+
+def _texts(drawn: TableSheet, folder: Path, stem: str, formats: Sequence[str], cells: str) -> Iterator[Path]:
     for name in formats:
         ending, renderer = FORMATS[name]
         path = folder / (cells if cells and name == "csv" else f"{stem}.{ending}")
-        write_atomically(path, renderer(sheet).encode())
+        write_atomically(path, renderer(drawn).encode())
         yield path
-    if table.figure and any(rows.values()):
-        yield from figures.draw(table, rows, folder, stem)

@@ -109,6 +109,11 @@ def drafter_statistics(world: World, assets: Path, device: torch.device, count: 
     return statistics
 
 
+def embedded_model(assets: Path, device: torch.device, name: str) -> Any:
+    """The model of this name with the weights in the folder, in float32."""
+    return _pipeline(assets, device, f"model={name}", "method=vanilla", "dtype=float32").model
+
+
 def weights_argument(assets: Path) -> str:
     """The value of weights= that makes a run use this folder."""
     return "embedded" if assets == registry.ASSETS else str(assets)

@@ -1,5 +1,5 @@
-"""The table of a suite: one line for every method on every model and set of prompts, with seeds pooled, and paired
-tests of the differences from vanilla AR."""
+"""The printed table of a plan: one line for every method on every model and set of prompts, with seeds pooled, and a
+suite's paired tests of the differences from vanilla AR."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from dataclasses import replace
 
 from specbench.config import parameters
 from specbench.harness.planned import Row
-from specbench.rows.columns import METRICS, TIMED_COLUMNS
-from specbench.rows.csv_files import as_cells
+from specbench.rows.columns import METRICS
 from specbench.rows.differences import LEVEL
-from specbench.rows.selection import pooled, spread_of
 from specbench.rows.shown import MACHINE
-from specbench.tables import layout
+from specbench.tables import layout, literature
 from specbench.tables.definitions import Column, Curve, Line, Maps, Panel, Series, Stack, Table, TableFigure, TableTest
 from specbench.tables.layout import TableSheet
-from specbench.tables.measure import TableRun, over_seeds
-from specbench.tables.suites import COMPARED, SuitePlan
+from specbench.tables.measure import SuiteFolder, TablePlan, TableRun
 
 #: A column that is not a metric's -> its statistic in `specbench compare`.
 _STATISTICS = {"perplexity": "log_prob_mean", "emitted_kl": "emitted_kl", "emitted_tv": "emitted_tv"}
@@ -25,70 +22,63 @@ _STATISTICS = {"perplexity": "log_prob_mean", "emitted_kl": "emitted_kl", "emitt
 _FASTER = ("speedup_latency", "speedup_step", "step_compression", "accepted_length_mean")
 
 
-def build(plan: SuitePlan) -> tuple[TableSheet, Table, dict[str, Row | None]]:
-    """The sheet of the existing rows; its table, with one line for every (model, prompts, line); and the rows by the
-    keys of these lines, pooled over seeds."""
-    groups = list(dict.fromkeys(run.cell.group for run in plan.runs))
-    lines: dict[str, list[TableRun]] = {}  # the runs of every line of the sheet
-    for run in sorted(plan.runs, key=lambda run: groups.index(run.cell.group)):
-        lines.setdefault(f"{run.key}@{groups.index(run.cell.group)}", []).append(run)
-    members = {key: [run for run in runs if not run.timed] for key, runs in lines.items()}
+def build(plan: TablePlan, command: str) -> tuple[TableSheet, Table, dict[str, Row | None]]:
+    """The sheet of the existing rows; its table, with the printed lines; and their rows. command: fills the table.
+
+    A paper's table prints every line, next to the published ones. A suite prints the lines that run, for every model
+    and set of prompts.
+    """
+    suite, lines, rows = plan.suite, plan.lines, plan.rows
+    members = {key: [run for run in runs if not run.seconds] for key, runs in lines.items()}
     seeds = max((sum(run.row is not None for run in group) for group in members.values()), default=1)
-    pooled_table = over_seeds(plan.suite.table, seeds)
-    shown = [Line(key, runs[0].label, runs[0].overrides) for key, runs in lines.items()]
-    table = replace(
-        pooled_table,
-        lines=tuple(shown),
-        tests=_tests(plan.suite.table, shown) if seeds == 1 else (),
-        remarks=(),
-        figure=_figure(plan.suite.table, shown, groups),
-    )
-    rows = {key: _row(runs) for key, runs in lines.items()}
-    models = {key: ", ".join(filter(None, runs[0].cell.group)) for key, runs in lines.items()}
+    table = pooled_table = over_seeds(suite.table, seeds)
+    models: str | dict[str, str] = plan.model
+    printed = literature.load(table.id) if not suite.baseline and table.id in literature.available() else []
+    if suite.baseline:
+        shown = tuple(Line(key, runs[0].label, runs[0].overrides) for key, runs in lines.items())
+        tests = _tests(suite.table, shown, plan.suffixes) if seeds == 1 else ()
+        table = replace(table, lines=shown, tests=tests, figure=_figure(suite.table, shown, plan.suffixes))
+        models = {key: ", ".join(filter(None, runs[0].cell.group)) for key, runs in lines.items()}
+    p_values = _p_values(plan, members, table.columns)
+    differing = {place for place, p in p_values.items() if p < 1 - LEVEL}
     commands = {key: runs[0].command for key, runs in lines.items()}
-    tests = _p_values(plan, members, table.columns)
-    differing = {place for place, p in tests.items() if p < 1 - LEVEL}
-    sheet = layout.build(table, models, rows, [], commands, plan.command, plan.compared, differing)
+    table = replace(table, remarks=())
+    sheet = layout.build(table, models, rows, printed, commands, command, plan.compared, differing)
     mark = (layout.DIFFERS, "Differs significantly from vanilla AR on the same prompts and seeds, by the test below.")
     notes = (*sheet.notes, *([mark] if differing else []))
-    remarks = (*sheet.remarks, *_remarks(plan, members, seeds, len(tests), len(differing)), *pooled_table.remarks)
+    remarks = (*sheet.remarks, *_remarks(plan, members, seeds, len(p_values), len(differing)), *pooled_table.remarks)
     return replace(sheet, notes=notes, remarks=remarks), table, rows
 
 
-def _tests(table: Table, lines: Sequence[Line]) -> tuple[TableTest, ...]:
+def over_seeds(table: Table, seeds: int) -> Table:
+    """The table of means over this number of seeds; its columns and a remark say so. Each line's note has the number of
+    its finished runs."""
+    if seeds < 2:
+        return table
+    columns = (
+        c if c.std_over is None else replace(c, std_over="seeds", published_spread=c.printed_spread)
+        for c in table.columns
+    )
+    remark = (
+        f"Each value is the mean over {seeds} seeds, ± the standard deviation between them. A line that is not complete"
+        " has fewer: its note gives their number, and one seed has no ±."
+    )
+    return replace(table, columns=tuple(columns), remarks=(remark, *table.remarks))
+
+
+def _tests(table: Table, lines: Sequence[Line], suffixes: Mapping[tuple[str, str], str]) -> tuple[TableTest, ...]:
     """The table's own tests, for every model and set of prompts."""
     keys = [line.key for line in lines]
-    groups = dict.fromkeys(key.rpartition("@")[2] for key in keys)
     expanded = (
-        replace(test, line=f"{test.line}@{group}", other=f"{test.other}@{group}")
-        for group in groups
+        replace(test, line=f"{test.line}{suffix}", other=f"{test.other}{suffix}")
+        for suffix in suffixes.values()
         for test in table.tests
     )
     return tuple(test for test in expanded if test.line in keys and test.other in keys)
 
 
-def _row(runs: Sequence[TableRun]) -> Row | None:
-    """A line's pooled row: seconds from the timed runs, if there are any, everything else from the runs of quality."""
-    quality = [run.row for run in runs if run.row is not None and not run.timed]
-    seconds = [run.row for run in runs if run.row is not None and run.timed]
-    if not quality:
-        return None
-    row = pooled(quality)
-    if seconds:
-        timed = pooled(seconds)
-        # A spread of fewer seeds than `seeds` would be misread.
-        spreads = map(spread_of, TIMED_COLUMNS if len(seconds) == len(quality) else ())
-        row |= {name: timed.get(name) for name in (*TIMED_COLUMNS, *spreads)}
-    # Every run of quality has this remark, which does not apply to the timed runs.
-    remarks = [part for part in str(row.get("note") or "").split("; ") if not part.startswith("decoded in batches of")]
-    if seconds and len(seconds) != len(quality):
-        remarks.append(f"runs in seconds: {len(seconds)}")
-    row["note"] = "; ".join(filter(None, remarks))
-    return as_cells(row)
-
-
 def _figure(
-    table: Table, lines: Sequence[Line], groups: Sequence[tuple[str, str]]
+    table: Table, lines: Sequence[Line], suffixes: Mapping[tuple[str, str], str]
 ) -> TableFigure | Series | Maps | Stack | None:
     """The suite's figure with a panel for every model and set of prompts. Default: quality against speed."""
     figure = table.figure
@@ -105,16 +95,16 @@ def _figure(
         figure = TableFigure((x,), y, "", tuple(panels_of_table))
     existing = {line.key for line in lines}
     panels = []
-    for number, group in enumerate(groups):
-        vanilla = next((line.key for line in lines if line.key.endswith(f"@{number}") and _is_vanilla(line)), "")
+    for group, suffix in suffixes.items():
+        vanilla = next((line.key for line in lines if line.key.endswith(suffix) and _is_vanilla(line)), "")
         for panel in figure.panels:
             curves = tuple(
-                Curve(curve.label, tuple(f"{key}@{number}" for key in curve.lines if f"{key}@{number}" in existing))
+                Curve(curve.label, tuple(f"{key}{suffix}" for key in curve.lines if f"{key}{suffix}" in existing))
                 for curve in panel.curves
             )
-            label = ", ".join(filter(None, [panel.label, *(group if len(groups) > 1 else ())]))
+            label = ", ".join(filter(None, [panel.label, *(group if suffix else ())]))
             baseline = panel.baseline or figure.baseline
-            panels.append(Panel(label, curves, f"{baseline}@{number}" if baseline else vanilla))
+            panels.append(Panel(label, curves, f"{baseline}{suffix}" if baseline else vanilla))
     return TableFigure(figure.x, figure.y, "", tuple(panels))
 
 
@@ -132,10 +122,10 @@ def _is_vanilla(line: Line) -> bool:
 
 
 def _p_values(
-    plan: SuitePlan, members: Mapping[str, Sequence[TableRun]], columns: Sequence[Column]
+    plan: TablePlan, members: Mapping[str, Sequence[TableRun]], columns: Sequence[Column]
 ) -> dict[tuple[str, str], float]:
     """(line, column) -> the two-sided p-value of its difference from vanilla AR (for several seeds, of the means over
-    them), with the adjustment of `COMPARED`."""
+    them), with the adjustment of `SuiteFolder.COMPARED`."""
     tests = {(row["run_a"], row["run_b"], row["statistic"]): row for row in plan.compared}
     adjusted: dict[tuple[str, str], float] = {}
     for key, runs in members.items():
@@ -151,7 +141,7 @@ def _p_values(
     return adjusted
 
 
-def _metrics_of(plan: SuitePlan, column: str) -> list[str]:
+def _metrics_of(plan: TablePlan, column: str) -> list[str]:
     """The metrics of the comparisons whose first column is `column`."""
     names = dict.fromkeys(row["statistic"] for row in plan.compared)
     known = parameters.single_metrics()
@@ -159,9 +149,9 @@ def _metrics_of(plan: SuitePlan, column: str) -> list[str]:
 
 
 def _remarks(
-    plan: SuitePlan, members: Mapping[str, Sequence[TableRun]], seeds: int, tests: int, significant: int
+    plan: TablePlan, members: Mapping[str, Sequence[TableRun]], seeds: int, tests: int, significant: int
 ) -> Iterator[str]:
-    suite = plan.suite
+    suite, compared = plan.suite, SuiteFolder.COMPARED
     mixed = {
         name
         for runs in members.values()
@@ -179,10 +169,10 @@ def _remarks(
         many = f"{significant} of {tests} are significant"
         yield (
             f"Differences from vanilla AR, paired by prompt, in {tests} values of quality: {many} (p <"
-            f" {1 - LEVEL:.2g} after Holm's adjustment over all tests of {COMPARED} or, with several seeds, over all"
-            f" tests of means over seeds). All tests, with intervals: {COMPARED}."
+            f" {1 - LEVEL:.2g} after Holm's adjustment over all tests of {compared} or, with several seeds, over all"
+            f" tests of means over seeds). All tests, with intervals: {compared}."
         )
     if seeds > 1 and suite.table.tests:
-        yield f"The tests between lines are made for each seed and for the means over seeds: {COMPARED}."
+        yield f"The tests between lines are made for each seed and for the means over seeds: {compared}."
     yield from (f"Not compared with vanilla AR: {text}." for text in plan.uncompared[:3])
     yield from plan.left_out
