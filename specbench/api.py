@@ -272,8 +272,11 @@ class LoadedModel:
         pipeline = self._built(cfg)
         decoded = pipeline.decode(pipeline.encode(texts), [(seed, first + i) for i in range(len(texts))])
         pipeline.synchronize()
-        arrays = [x.cpu().numpy() for x in (decoded.tokens, decoded.steps, decoded.drafted, decoded.accepted)]
-        return DecodedPrompts(texts, cfg, pipeline.pixels(decoded.tokens), *arrays, decoded.seconds, decoded.trace)
+        tokens, steps, drafted, accepted = (
+            x.cpu().numpy() for x in (decoded.tokens, decoded.steps, decoded.drafted, decoded.accepted)
+        )
+        pixels, seconds = pipeline.pixels(decoded.tokens), decoded.seconds
+        return DecodedPrompts(texts, cfg, pixels, tokens, steps, drafted, accepted, seconds, decoded.trace)
 
     def _built(self, cfg: Mapping[str, Any]) -> Any:
         from specbench.harness.pipeline import Pipeline
