@@ -25,7 +25,6 @@ CASES: list[tuple[str, str, list[str]]] = [
     ("scd_table1", "SCD", ["main table"]),
     ("zipar_table1", "ZipAR", ["main tables"]),
     ("vvs_table1", "VVS", ["Table 1"]),
-    ("sjdsv_table1", "SJD-SV", ["main and ablations", "main", "other models"]),
     ("entropy_table1", "Entropy-aware decoding", ["Table 1"]),
     ("entropy_table2", "Entropy-aware decoding", ["Table 2", "ablation"]),
 ]
