@@ -18,7 +18,6 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from specbench import cli
 from specbench.decoding.batch import decode_stream
-from specbench.decoding.drafters.adaptive import AdaptiveEagle
 from specbench.decoding.drafters.dflash import DFlash
 from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.dynamic import Eagle2
@@ -46,7 +45,6 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "chain": lambda target: Eagle(tiny.eagle(target), chain_paths(3)),
     "tree": lambda target: Eagle(tiny.eagle(target), parse(TREE)),
     "eagle2": lambda target: Eagle2(tiny.eagle(target, layers=2), nodes=6, depth=3, width=2),
-    "adaptive": lambda target: AdaptiveEagle(tiny.eagle(target), nodes=5, depth=3, width=3),
     "vvs": lambda target: VVS(tiny.eagle(target), 5, 2, 2, "full", 2),
     "built_in": lambda target: BuiltIn(4, "greedy"),
     "medusa": lambda target: Medusa(tiny.medusa(target), parse(TREE)),
@@ -251,7 +249,7 @@ RULES: dict[str, Callable[[], Rule]] = {
 
 @pytest.mark.parametrize(
     ("name", "rule"),
-    [("none", "exact"), ("adaptive", "exact"), ("sjd_pac", "exact"), ("rows", "cool"), ("eagle2", "typical"),
+    [("none", "exact"), ("tree", "exact"), ("sjd_pac", "exact"), ("rows", "cool"), ("eagle2", "typical"),
      ("tree", "lantern"), ("tree", "mentored")],
 )  # fmt: skip
 @torch.inference_mode()

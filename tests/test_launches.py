@@ -37,7 +37,7 @@ MOST = 150
 #: The same for every shipped method of discrete tokens, with LlamaGen and with a target that has an image grammar.
 OUTSIDE = {
     "band": 62, "band_sjd": 18, "band_tree": 74, "cool_sd": 74, "eagle1": 74, "eagle2": 70, "eagle3": 82,
-    "eagle3_traversal": 94, "eagle_adaptive": 134, "eagle_block": 88, "eagle_chain": 62,
+    "eagle3_traversal": 94, "eagle_block": 88, "eagle_chain": 62,
     "eagle_traversal": 80, "gsd": 110, "jacobi": 18, "jacobi_built_in": 30, "lantern": 70, "lantern_pp": 74,
     "medusa": 62, "mentored": 62, "scd": 18, "sd": 94, "sd_block": 96, "sjd": 18, "sjd_entropy": 82,
     "sjd_isp": 18, "sjd_pac": 22, "sjd_threshold": 18, "uniform_rsd": 74, "vanilla": 16,

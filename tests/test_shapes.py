@@ -117,7 +117,7 @@ def test_a_check_builds_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
             }
     classes |= descendants(Rule) - {Rule}
     names = {part_class.__name__ for part_class in classes}
-    assert names >= {"NoDraft", "DraftModel", "Eagle", "Eagle2", "AdaptiveEagle", "VVS", "Medusa", "Window", "BuiltIn"}
+    assert names >= {"NoDraft", "DraftModel", "Eagle", "Eagle2", "VVS", "Medusa", "Window", "BuiltIn"}
     assert names >= {"DFlash"}
     assert names >= {"ZipAR", "Relaxed", "Band", "Mentored", "Lantern", "Grouped", "Neighbourhood"}
     for part_class in classes:
@@ -143,8 +143,6 @@ def test_incompatible_parameters() -> None:
         ("method=sjd rule=redraw resample=optimal", "resample must be one of .*optimal"),
         ("method=eagle2 nodes=3", "nodes=3"),
         ("method=eagle2 depth=900 width=900", "depth=900"),
-        ("method=eagle_adaptive nodes=5", "nodes=5"),
-        ("method=eagle_adaptive width=1 nodes=20", "width=1"),
         ("method=vvs nodes=4", "nodes=4"),
         ("method=vvs rule=exact verification=block", "verification=block"),
         ("method=eagle1 tree=[[0],[0,0,0]]", "parent"),

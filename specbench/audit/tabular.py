@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from specbench.decoding.drafters.adaptive import AdaptiveEagle
 from specbench.decoding.drafters.dynamic import Eagle2, Grown
 from specbench.decoding.drafters.eagle import EagleState, Entries
 from specbench.decoding.drafters.vvs import VVS
@@ -309,10 +308,6 @@ class _GrownOnce(Grown, _TableEntries):
 
 class TabularGrower(_GrownOnce, Eagle2):
     """EAGLE-2 with draft tables instead of the network."""
-
-
-class TabularAdaptive(AdaptiveEagle, _TableEntries):
-    """The drafter eagle_adaptive with draft tables instead of the network."""
 
 
 class TabularVVS(_GrownOnce, VVS):
