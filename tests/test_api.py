@@ -51,7 +51,7 @@ def test_a_folder_may_begin_with_the_users_own(
     again = specbench.result("~/one")
     assert (again.row, again.folder) == (finished.row, finished.folder.absolute())
     assert len(again.records) == len(again.images) == 4
-    assert "4 pairs of the same prompt" in repr(specbench.compare("~/one/baseline", Path("~/one")))
+    assert "4 pairs" in repr(specbench.compare("~/one/baseline", Path("~/one")))
 
 
 def test_several_images_of_a_prompt_are_all_there(call: Call) -> None:
@@ -65,7 +65,7 @@ def test_two_results_are_compared_in_a_table(finished: specbench.api.RunResult) 
     assert finished.baseline
     comparison = specbench.compare(finished.baseline, finished)
     assert comparison.table.loc["steps", "mean_a"] > comparison.table.loc["steps", "mean_b"]
-    assert "4 pairs of the same prompt" in repr(comparison)
+    assert "4 pairs" in repr(comparison)
 
 
 def test_an_audit_gives_its_rows_and_its_verdict() -> None:

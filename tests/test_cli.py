@@ -48,7 +48,7 @@ def test_help_of_run_shows_the_choices_and_the_parameters(call: Call, tmp_path: 
     [window] = [row for row in rows(out) if row[0] == "window"]
     assert window[1:3] == ["3", "integer"]
     assert "length" in window
-    assert re.search(r"1 and at most 2,000;\n +tokens\n", out)
+    assert re.search(r"\b1 and at most 2,000\b", out)
     assert ["window", "5"] in [row[:2] for row in rows(call("run", "-m", "method=sd", "window=3,4", "--help")[1])]
     assert ["prompts", "(required)"] in [row[:2] for row in rows(call("run", "data=prompts", "--help")[1])]
     assert call("run", "--hydra-help")[0] == 0
@@ -268,7 +268,7 @@ def test_all_prompts_are_recorded_as_a_number(call: Call, tmp_path: Path) -> Non
     assert recorded()[:2] == (6, 6)
     assert recorded()[2] != five
     assert "nothing left to do: 6 images" in call("run", "prompts=my.txt", "metrics=none", "n=6", "out=here")[1]
-    assert "has 6 prompts here, not n=9: give n=6 at most" in refused(call, "run", "prompts=my.txt", "n=9", "out=there")
+    assert re.search("n=9.*n=6", refused(call, "run", "prompts=my.txt", "n=9", "out=there"))
     assert "n=all" in refused(call, "run", "metrics=none", "n=all", "out=there")
     prompts.write_text("a prompt\n" * 1001)
     with pytest.raises(UsageError, match="n=all"):
@@ -324,7 +324,7 @@ def test_another_grid_in_a_folder_loses_no_job(call: Call, tmp_path: Path, monke
     before = (tmp_path / "grid/grid.json").read_bytes()
     for other in (["n=2", "delta=3,4"], ["n=2", "delta=2,3"], ["n=2", "delta=1,2", "seed=1"]):
         err = refused(call, *words, *other)
-        assert "grid holds another grid, with the job delta=1: choose another out=, or continue" in err
+        assert re.search("grid .*delta=1: .*out=", err)
         assert (tmp_path / "grid/grid.json").read_bytes() == before
     assert call(*words, "n=3", "delta=1,2,3")[0] == 0  # has every job
     assert call(*words, "n=2", "delta=4,5")[0] == 0  # the others are finished
@@ -353,14 +353,14 @@ def test_a_metric_that_was_asked_for_and_has_no_value_ends_with_3(call: Call, tm
     ):
         code, _, err = call("run", "n=1", *words, f"out={folder}")
         assert code == wanted
-        assert ("specbench: clip_b32 has no value: " in err) == (code == 3)
+        assert ("specbench: clip_b32 " in err) == (code == 3)
         assert row_of(tmp_path / folder)["n"] == 1
         assert call("resume", folder)[0] == wanted
     assert "specbench fetch metrics=clip_b32" in call("resume", "default", "metrics=clip_b32")[2]
     assert call("resume", "default", "metrics=clip_b32")[0] == 3
     code, _, err = call("run", "-m", "metrics=clip_b32", "n=1", "delta=1.1,2", "out=grid")
     assert code == 3
-    assert "clip_b32 has no value in 2 of 2 runs (job 0: delta=1.1, job 1: delta=2): " in err
+    assert re.search(r"clip_b32 .*2 of 2 runs \(job 0: delta=1.1, job 1: delta=2\)", err)
     assert call("resume", "grid")[0] == 3
 
 
@@ -371,7 +371,7 @@ def test_a_defect_costs_one_sentence_and_debug_shows_where(call: Call, monkeypat
     monkeypatch.setattr(run, "_load_pipeline", load)
     code, _, err = call("run", "metrics=none", "n=1", "out=here")
     assert code == 1
-    assert err.splitlines()[-1] == "specbench: RuntimeError: out of luck (SPECBENCH_DEBUG=1 shows where)"
+    assert re.match(r"specbench: RuntimeError: out of luck .*SPECBENCH_DEBUG=1", err.splitlines()[-1])
     assert "Traceback" not in err
     monkeypatch.setenv("SPECBENCH_DEBUG", "1")
     with pytest.raises(RuntimeError):
@@ -386,7 +386,7 @@ def test_jobs_of_a_grid_in_other_processes_tell_their_failures(tmp_path: Path) -
     words = ["-m", "hydra/launcher=local", "data=coco2017", f"data_dir={tmp_path}", "n=1,2", f"out={tmp_path / 'grid'}"]
     done = python(code, "run", *words)
     assert done.returncode == 2
-    assert done.stderr.count("specbench: data=coco2017 needs annotations/captions_val2017.json") == 2
+    assert len(re.findall("specbench: data=coco2017 .*annotations/captions_val2017.json", done.stderr)) == 2
     assert "job 0: n=1\n" in done.stderr
     assert "job 1: n=2\n" in done.stderr
     assert "2 of 2 jobs failed" in done.stderr.splitlines()[-1]

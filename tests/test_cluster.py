@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -60,7 +61,7 @@ def test_two_workers_make_the_images_of_one_process_though_one_is_killed(
             raise
         pytest.skip(str(e))  # on a machine that has no time for it
     assert (tmp_path / "flag").exists()
-    assert "a worker died (ActorDiedError: " in capsys.readouterr().err
+    assert "ActorDiedError: " in capsys.readouterr().err
     for name in ("records.jsonl", "baseline.jsonl"):
         reference, shared = (read_records(tmp_path / folder / name) for folder in ("alone", "many"))
         assert [(r.index, r.sha256, r.steps) for r in shared] == [(r.index, r.sha256, r.steps) for r in reference]
@@ -72,7 +73,7 @@ def test_two_workers_make_the_images_of_one_process_though_one_is_killed(
     }
     assert row["config_hash"] == alone["config_hash"]
     assert (row["latency_s_mean"], row["speedup_latency"]) == (None, None)
-    assert row["note"].startswith("decoded by 2 workers: no seconds are measured")
+    assert "2 workers" in row["note"]
     assert {row[name] for name in TIMED_COLUMNS} == {None}
     differing = {*TIMED_COLUMNS, "timing"} | {"run_id", "time", "note", "baseline_run_id", "peak_memory_mib", "threads"}
     assert {k: row[k] for k in set(row) - differing} == {k: alone[k] for k in set(row) - differing}
@@ -202,9 +203,9 @@ def test_an_image_that_kills_its_workers_is_given_up(ray: FakeRay) -> None:
     ray.deadly = {2: 99}
     events = decode("workers=2", "batch=4")
     assert sorted(indices(events)) == [0, 1, 3, 4, 5]
-    assert [event for event in events if isinstance(event, Failure)] == [
-        Failure(2, "3 workers died while decoding it (RayActorError: out of luck)")
-    ]
+    [failure] = [event for event in events if isinstance(event, Failure)]
+    assert failure.index == 2
+    assert re.match(r"3 .*RayActorError: out of luck", failure.reason)
 
 
 def test_workers_that_die_while_loading_are_not_begun_forever(ray: FakeRay) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,14 @@ def remarks(prompts: list[str], digests: list[str | None], contrast: int | None 
 
 def test_equal_and_flat_images() -> None:
     assert remarks(["a cat", "A  cat ", "a dog"], ["x", "x", "y"]) == []  # one prompt for every text encoder
-    assert remarks(["a", "b", "b", "c"], ["x", "x", "x", "y"]) == [
-        "3 of 4 images equal the image of another prompt to the pixel"
-    ]
+    [equal] = remarks(["a", "b", "b", "c"], ["x", "x", "x", "y"])
+    assert equal.startswith("3 of 4 images equal ")
     assert remarks(["a", "b"], [None, None], None) == []  # unknown
-    assert remarks(["a", "b"], ["x", "x"], FLAT) == ["2 of 2 images are of one flat colour"]
+    [flat] = remarks(["a", "b"], ["x", "x"], FLAT)
+    assert re.match("2 of 2 images .*flat", flat)
     assert remarks(["a", "b"], ["x", "y"], FLAT + 1) == []
-    assert remarks(["", ""], ["x", "x"]) == ["all 2 images are equal to the pixel"]
+    [equal] = remarks(["", ""], ["x", "x"])
+    assert re.search("2 images .*equal", equal)
     assert remarks(["", "", ""], ["x", "x", "y"]) == remarks([""], ["x"]) == []  # a folder may hold copies
     assert image_files.contrast(np.full((4, 5, 3), 7, np.uint8)) == 0
     assert image_files.contrast(np.stack([np.array([[0, 9], [4, 3]], np.uint8)] * 3, -1) + np.uint8(1)) == 9
@@ -100,17 +102,13 @@ def test_an_image_counts_once_and_a_size_does_not_count() -> None:
         ImageFacts("d", "z", 99, (15, 32), 0.5, 0.1),
     ]
     problems = findings(facts)
-    assert [finding.text for finding in problems] == [
-        "1 of 4 images are of one flat colour",
-        "1 of 4 images have few different codes (at most 3% of their codes)",
-        "1 of 4 images repeat a row, a column or a tile",
-        "1 of 4 images have a side below 16 pixels (the smallest is 15x32)",
-    ]
+    assert [finding.images for finding in problems] == [{0}, {1}, {2}, {3}]
+    assert [finding.degenerate for finding in problems] == [True, True, True, False]
+    for finding, words in zip(problems, ("flat", "codes.* 3%", "repeat", "16 pixels .*15x32"), strict=True):
+        assert re.match(f"1 of 4 images .*{words}", finding.text)
     assert count(problems) == 3
     assert degenerate.why_failed({"images": 20, "degenerate_images": 2}) == ""  # a tenth may be
-    assert "3 of 20 images are degenerate, more than 10%" in degenerate.why_failed(
-        {"images": 20, "degenerate_images": 3}
-    )
+    assert re.match(r"3 of 20 .*\b10%", degenerate.why_failed({"images": 20, "degenerate_images": 3}))
     assert degenerate.why_failed({"images": "20", "degenerate_images": "3"})  # of a table, whose cells are text
 
 
@@ -140,8 +138,8 @@ def test_a_local_run_passes_and_a_broken_decoder_does_not(
     monkeypatch.setattr(VQModel, "decode", lambda self, codes: torch.zeros(1, 3, 64, 64))
     row, code = ended(tmp_path / "black", "data=scenes", "n=4")
     assert (row["degenerate_images"], code) == (4, 4)
-    assert "4 of 4 images are of one flat colour" in row["note"]
-    assert "specbench: 4 of 4 images are degenerate, more than 10%" in capsys.readouterr().err
+    assert re.search("4 of 4 images .*flat", row["note"])
+    assert re.search(r"specbench: 4 of 4 .*\b10%", capsys.readouterr().err)
 
 
 def test_the_codes_of_an_image_without_the_ids_between_them() -> None:

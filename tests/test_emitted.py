@@ -4,6 +4,7 @@ sequences against their enumerated distribution, by the chain rule."""
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from dataclasses import replace
 from typing import Any
@@ -194,9 +195,8 @@ def test_an_infinite_divergence_is_no_value() -> None:
     row = summary.columns(records)
     assert (row["emitted_tv"], row["emitted_kl"], row["emitted_kl_stderr"]) == (0.125, None, None)
     cfg = {"rule": "lantern", "emitted_draws": 8}
-    assert emitted_remarks(cfg, records) == [
-        "emitted_kl: infinite, as the target never gives 0.005 of the emitted tokens"
-    ]
+    [remark] = emitted_remarks(cfg, records)
+    assert re.match(r"emitted_kl: infinite.*\b0\.005\b", remark)
     assert emitted_remarks(cfg, images(trace(), [4, 9])) == []
 
 
@@ -207,14 +207,14 @@ def test_a_missing_measurement_is_no_value() -> None:
         records = images(replace(measured, **dict.fromkeys(five, absent)), [4, 9])
         row = summary.columns(records)
         assert [row[c] for c in ("emitted_tv", "emitted_tv_stderr", "emitted_kl", "emitted_kl_stderr")] == [None] * 4
-        why = "emitted_kl: like emitted_tv not computed for "
-        assert emitted_remarks(cfg, records) == [why + "rule typical on trees of sampled tokens"]
-        assert emitted_remarks(cfg | {"verification": "block"}, records) == [why + "verification=block"]
+        [of_rule] = emitted_remarks(cfg, records)
+        assert re.match("emitted_kl: .*rule typical", of_rule)
+        [of_verification] = emitted_remarks(cfg | {"verification": "block"}, records)
+        assert re.match("emitted_kl: .*verification=block$", of_verification)
         assert emitted_remarks(cfg | {"emitted_draws": 0}, records) == []
         mixed = [records[0], images(measured, [4, 9])[1]]
-        assert emitted_remarks(cfg, mixed) == [
-            "emitted_kl: not recorded for 1 images, which an earlier process decoded"
-        ]
+        [of_images] = emitted_remarks(cfg, mixed)
+        assert re.match(r"emitted_kl: .*\b1 images", of_images)
 
 
 # --- whole sequences --------------------------------------------------------------------------------------------------

@@ -116,11 +116,11 @@ def test_shuffling_and_renaming_changes_no_score(call: Call, folder: Path, tmp_p
 
 #: What happens to the folder of images, and what the error says.
 SPOILT: list[tuple[Callable[[Path], object], str]] = [
-    (lambda f: (f / "2.png").unlink(), "no image has the name of 1 prompt (2): name each image by the id"),
-    (lambda f: (f / "2.png").rename(f / "7.png"), "no prompt has the id of 1 image (7.png) and no image has"),
-    (lambda f: shutil.copy(f / "2.png", f / "b.png"), "no prompt has the id of 1 image (b.png)"),
+    (lambda f: (f / "2.png").unlink(), "1 prompt (2)"),
+    (lambda f: (f / "2.png").rename(f / "7.png"), "1 image (7.png)"),
+    (lambda f: shutil.copy(f / "2.png", f / "b.png"), "1 image (b.png)"),
     (lambda f: shutil.copy(f / "2.png", f / "02.png"), "02.png and "),
-    (lambda f: shutil.copytree(f, f / "copy"), "both have the name of prompt 0; keep one of them"),
+    (lambda f: shutil.copytree(f, f / "copy"), "prompt 0"),
     (lambda f: (f / "2.png").write_bytes(b"GIF89a"), "2.png"),
     (lambda f: [p.unlink() for p in f.iterdir()], "holds no images (.png, .jpg,"),
 ]
@@ -141,10 +141,10 @@ def test_partial_accepts_some_of_the_images(call: Call, folder: Path) -> None:
     (folder / "2.png").unlink()
     assert call(*WORDS, "partial=true", "out=some")[0] == 0
     assert row_of("some")["n"] == N - 1
-    assert "1 of 6 prompts have no image" in row_of("some")["note"]
+    assert "1 of 6 prompts" in row_of("some")["note"]
     for path in folder.iterdir():
         path.rename(folder / f"a{path.name}")
-    assert "no prompt has the id of 5 images" in call(*WORDS, "partial=true")[2]
+    assert "id of 5 images" in call(*WORDS, "partial=true")[2]
 
 
 def test_names_of_the_real_images_pair_too(call: Call, folder: Path, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_names_of_the_real_images_pair_too(call: Call, folder: Path, tmp_path: P
     assert (row["data"], row["caption"], row["n"]) == ("coco2014", "first", N)
     assert call(*words, "n=all", "out=every")[0] == 0
     assert row_of("every")["n"] == N
-    assert "no prompt has the id of 3 images (" in refused(call, *words, "n=3", "out=few")
+    assert "3 images (" in refused(call, *words, "n=3", "out=few")
 
 
 def test_prompts_are_needed_by_what_reads_them(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_prompts_are_needed_by_what_reads_them(call: Call, folder: Path, monkeyp
 
     # the distance itself takes seconds to import
     monkeypatch.setattr(ScenesFID, "score", first_feature)
-    assert "scenes_clip reads prompts: use prompts=FILE" in refused(call, "pictures", "metrics=scenes_clip")
+    assert re.search("scenes_clip .*prompts=", refused(call, "pictures", "metrics=scenes_clip"))
     assert call("pictures", "metrics=scenes_fid", "out=out")[0] == 0
     alone = row_of("out")
     assert (alone["data"], alone["prompts_hash"]) == (None, None)
@@ -183,8 +183,8 @@ def test_prompts_are_needed_by_what_reads_them(call: Call, folder: Path, monkeyp
     assert call("pictures", "metrics=scenes_fid", "data=scenes", "out=out")[0] == 0
     named = row_of("out")
     assert named["fid"] == alone["fid"] > 0
-    assert "not paired with prompts, which no metric here reads" in named["note"]
-    assert "no prompt has the id of 6 images" in call("pictures", "metrics=scenes_fid", "prompts=prompts.tsv")[2]
+    assert "not paired with prompts" in named["note"]
+    assert "id of 6 images" in call("pictures", "metrics=scenes_fid", "prompts=prompts.tsv")[2]
 
 
 def test_a_file_in_the_folder_has_the_prompts(call: Call, folder: Path, calls: list[int]) -> None:
@@ -194,7 +194,7 @@ def test_a_file_in_the_folder_has_the_prompts(call: Call, folder: Path, calls: l
     (folder / "metadata.jsonl").write_text("\n".join(lines[::-1]))
     code, _, err = call("pictures", "metrics=scenes_clip", "out=own")
     assert code == 0
-    assert "the prompts come from pictures/metadata.jsonl" in err
+    assert "pictures/metadata.jsonl" in err
     assert call(*WORDS, "out=given")[0] == 0
     from_folder, from_argument = row_of("own"), row_of("given")
     assert (from_folder["clip_score"], from_folder["data"], from_folder["prompts"]) == (
@@ -206,9 +206,9 @@ def test_a_file_in_the_folder_has_the_prompts(call: Call, folder: Path, calls: l
     assert sum(calls) == 2 * N
     (folder / "captions.txt").write_text("\n".join(CAPTIONS))
     two = refused(call, "pictures", "metrics=scenes_clip", "out=own")
-    assert "pictures holds 2 files of prompts (captions.txt, metadata.jsonl): choose one with prompts=" in two
+    assert re.search(r"pictures .*\b2 .*\(captions.txt, metadata.jsonl\).*prompts=", two)
     (folder / "metadata.jsonl").unlink()
-    assert "no image has the name of 1 prompt (6)" in refused(call, "pictures", "metrics=scenes_clip", "out=own")
+    assert "1 prompt (6)" in refused(call, "pictures", "metrics=scenes_clip", "out=own")
 
 
 def test_absent_weights_leave_a_metric_empty(call: Call, folder: Path) -> None:
@@ -233,7 +233,7 @@ MISTAKES = [
     (["pictures", "data=scenes", "metrics=none"], "name some with metrics="),
     (["pictures", "data=scenes", "batch=0"], "batch must be an integer of at least 1"),
     (["pictures", "data=scenes", "partial=maybe"], "partial must be true or false"),
-    (["pictures", "data=scenes", "out=pictures"], "pictures holds 0.png; choose an empty or a new folder as out="),
+    (["pictures", "data=scenes", "out=pictures"], "pictures holds 0.png"),
     (["pictures", "data=scenes", "out=/dev/null/x"], "cannot write into /dev/null/x"),
 ]
 
@@ -267,10 +267,10 @@ def test_the_same_command_scores_nothing_again(
     call(*WORDS)
     assert calls == [N, 1]
     shutil.copytree(folder, folder.with_name("elsewhere"))
-    assert f"holds the scores of {folder}" in refused(call, "elsewhere", *WORDS[1:], f"out={row.parent}")
+    assert str(folder) in refused(call, "elsewhere", *WORDS[1:], f"out={row.parent}")
     for damaged in ("{", '{"pictures": 3}'):
         (row.parent / "evaluation.json").write_text(damaged)
-        assert re.search("evaluation.json.*; choose another out=", call(*WORDS)[2])
+        assert re.search("evaluation.json.* out=", call(*WORDS)[2])
 
 
 def test_stopped_scoring_continues(call: Call, folder: Path, calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,7 +368,7 @@ def test_neither_prompts_nor_weights_of_a_run_need_exist(call: Call, tmp_path: P
 def test_a_folder_of_runs_is_no_folder_of_images(call: Call, finished: Path, tmp_path: Path) -> None:
     (tmp_path / "grid").mkdir()
     finished.rename(tmp_path / "grid" / "delta=2")
-    assert "grid holds 1 run (delta=2): score them" in refused(call, "grid", "data=scenes", "metrics=scenes_clip")
+    assert "1 run (delta=2)" in refused(call, "grid", "data=scenes", "metrics=scenes_clip")
 
 
 def test_errors_of_a_run_are_named(call: Call, finished: Path) -> None:
@@ -381,12 +381,12 @@ def test_errors_of_a_run_are_named(call: Call, finished: Path) -> None:
         code, _, err = call("run", word)
         assert (code, sentence in err) == (2, True), err
     (finished / "images" / "00003.png").unlink()
-    assert "has 3 of the 4 images in records.jsonl: finish it first" in refused(call, "run", "metrics=scenes_clip")
+    assert "3 of the 4 images in records.jsonl" in refused(call, "run", "metrics=scenes_clip")
     shutil.copy(finished / "images" / "00002.png", finished / "images" / "00003.png")
     records_file = finished / "records.jsonl"
     assert len(records_file.read_text().splitlines()) == 3  # the journal repaired itself
     (finished / "config.yaml").write_text("{")
-    assert "cannot read run/config.yaml" in call("run")[2]
+    assert "run/config.yaml" in call("run")[2]
 
 
 def test_degenerate_images_are_noted(call: Call, folder: Path) -> None:
@@ -400,8 +400,8 @@ def test_degenerate_images_are_noted(call: Call, folder: Path) -> None:
     for _ in range(2):
         assert call(*WORDS, "out=bad")[0] == 3  # the score needs images of one size
         for remark in (
-            f"2 of {N} images are of one flat colour",
-            f"1 of {N} images have a side below 16 pixels (the smallest is 8x8)",
-            f"3 of {N} images equal the image of another prompt to the pixel",
+            f"2 of {N} images .*flat",
+            f"1 of {N} images .*16 pixels .*8x8",
+            f"3 of {N} images equal",
         ):
-            assert remark in row_of("bad")["note"]
+            assert re.search(remark, row_of("bad")["note"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -42,17 +43,16 @@ def calm(tmp_path: Path) -> Path:
 
 def test_ctrl_c_finishes_the_image_and_writes_a_row(calm: Path, tmp_path: Path) -> None:
     """In a timed run it finishes both halves of the pair."""
-    mixed = "decoded in 2 processes: their timings are mixed"
-    for case, (words, empty, n, note) in enumerate(
+    for case, (words, empty, n) in enumerate(
         (
-            ((), False, 3, mixed),
-            ((), True, 3, mixed),
-            (("timing=false",), False, 3, "decoded in 2 processes"),
-            (("timing=false",), True, 6, "decoded in 2 processes"),
+            ((), False, 3),
+            ((), True, 3),
+            (("timing=false",), False, 3),
+            (("timing=false",), True, 6),
         )
     ):
         out = tmp_path / f"run{case}"
-        with pytest.raises(run.Stopped, match=f"the row over the first {n} is in its row.csv"):
+        with pytest.raises(run.Stopped, match=rf"first {n} .*row\.csv"):
             execute(out, *words, loader=at(2, interrupt, empty))
         assert set(images(out)) == set(range(n))  # including the image in progress
         row = row_of(out)
@@ -62,7 +62,8 @@ def test_ctrl_c_finishes_the_image_and_writes_a_row(calm: Path, tmp_path: Path) 
         columns = ["config_hash", "steps", "speedup_step", "latency_s_mean", "speedup_latency"]
         assert {name: row[name] for name in columns} == {name: alone[name] for name in columns}
         done = execute(out, *words)
-        assert (done["n"], done["note"], done["timed_pairs"]) == (6, note, None if words else 6)
+        assert (done["n"], done["timed_pairs"]) == (6, None if words else 6)
+        assert ("2 processes" in done["note"], "timings" in done["note"]) == (True, not words)
         assert images(out) == images(calm)
         assert images(out, "baseline") == images(calm, "baseline")
 
@@ -88,9 +89,9 @@ def test_ctrl_c_says_how_to_go_on_with_a_grid(call: Call, tmp_path: Path, monkey
     [folder] = tmp_path.glob("runs/*/*")
     last = err.splitlines()[-1]
     assert "3 of 6 images" in last
-    assert "the row over the first 3 is in its row.csv" in last
+    assert re.search(r"first 3 .*row\.csv", last)
     again = f"run -m delta=1,2 {' '.join(WORDS)} out={folder.relative_to(tmp_path)}"
-    assert last.endswith(f"; to continue: specbench {again}")
+    assert last.endswith(f" specbench {again}")
     assert [job.name for job in folder.iterdir() if job.is_dir()] == ["delta=1"]
 
 
@@ -117,7 +118,7 @@ def test_a_full_disk_is_named_and_no_image_is_lost_or_repeated(
 
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)
-            message = f"cannot write into {out} any more .No space left on device.*resume {out}"
+            message = f"{out} .*No space left on device.*resume {out}"
             with pytest.raises(RunError, match=message):
                 execute(out, words)
         assert not list(out.rglob("*.tmp")), case
@@ -174,7 +175,7 @@ def test_what_a_kill_leaves_is_removed_by_the_next_process(tmp_path: Path) -> No
 def test_a_folder_that_vanishes_is_not_created_again(tmp_path: Path) -> None:
     out = tmp_path / "run"
     for index in (0, 3):
-        with pytest.raises(RunError, match=f"cannot write into {out} any more .it is gone"):
+        with pytest.raises(RunError, match=f"{out} .*gone"):
             execute(out, loader=at(index, lambda: shutil.rmtree(out)))
         assert not out.exists()
 
@@ -192,12 +193,12 @@ def test_the_disk_use_is_printed_first(tmp_path: Path, capsys: pytest.CaptureFix
 
     printed: list[str] = []
     execute(tmp_path / "run", "n=2", loader=at(0, note))
-    assert "4 images to decode: at most 9.5 kB in" in printed[0]
+    assert re.search(r"\b4 images .*9\.5 kB", printed[0])
     free = shutil.disk_usage(tmp_path)._replace(free=100)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
     shutil.copy(tmp_path / "run/images/00000.png", tmp_path / "run/images/00002.png")  # without a record
     execute(tmp_path / "run", "n=3", loader=at(2, note))
-    assert "2 images to decode: at most" in printed[1]
+    assert "2 images to decode" in printed[1]
     assert "the disk may fill up" in printed[1]
 
 
@@ -213,23 +214,23 @@ def test_too_little_memory_makes_the_batches_smaller(calm: Path, tmp_path: Path)
     row = execute(tmp_path / "run", "batch=5", "warmup=1", loader=hungry(2))
     assert images(tmp_path / "run") == images(calm)
     assert [r.batch for r in read_records(tmp_path / "run/records.jsonl")] == [2] * 6
-    assert "memory was too small: some images were decoded in batches of 2" in row["note"]
+    assert re.search(r"memory.*batches of 2\b", row["note"])
 
 
 def test_an_image_that_never_fits_is_recorded_and_tried_again(call: Call, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(run, "_load_pipeline", hungry(2, never=(1, 4)))
     code, _, err = call("run", *WORDS, "batch=2", "baseline=false", "out=here")
     assert code == 1
-    assert err.splitlines()[-1].startswith("specbench: 2 images could not be decoded (see here/failures.jsonl)")
+    assert re.match("specbench: 2 images .*here/failures.jsonl", err.splitlines()[-1])
     assert set(images(tmp_path / "here")) == {0, 2, 3, 5}
     assert not (tmp_path / "here/row.csv").exists()
     code, out, _ = call("status", "here")
     assert code == 0
     assert "here: cool_sd on llamagen_scenes, n=6: stopped\n  images     4 done, 2 left\n" in out
-    assert "failures   2, the last: cool_sd image 4: out of memory: CUDA out of memory" in out
+    assert re.search("failures +2, .*cool_sd image 4: out of memory", out)
     monkeypatch.setattr(run, "_load_pipeline", hungry(2, never=(1,)))
     assert call("resume", "here")[0] == 1
-    assert "failures   1, the last: cool_sd image 1: out of memory" in call("status", "here")[1]
+    assert re.search("failures +1, .*cool_sd image 1: out of memory", call("status", "here")[1])
     monkeypatch.setattr(run, "_load_pipeline", FakePipeline)
     assert call("resume", "here")[0] == 0
     assert "failures" not in call("status", "here")[1]
@@ -326,7 +327,7 @@ def test_resume_continues_with_the_arguments_of_the_folder(call: Call, tmp_path:
     monkeypatch.setattr(run, "_load_pipeline", at(5, interrupt))
     code, _, err = call("resume", "here", "n=8")
     assert code == 130
-    assert err.splitlines()[-1].endswith("; to continue: specbench resume here n=8")
+    assert err.splitlines()[-1].endswith(" specbench resume here n=8")
     monkeypatch.setattr(run, "_load_pipeline", FakePipeline)
     code, out, _ = call("resume", "here", "n=8", "workers=1")
     assert code == 0
@@ -341,9 +342,9 @@ def test_resume_refuses_parameters_that_do_not_fit_and_stores_nothing(call: Call
     before = {p: p.read_bytes() for p in (tmp_path / "here").rglob("*") if p.name != "run.log" and p.is_file()}
     for argument, sentence in (
         ("data_dir=/tmp", "has no parameter 'data_dir'"),
-        ("workers=2", "timing=true measures one process of this machine"),
+        ("workers=2", "timing=true"),
         ("shard=3/2", "shard=3/2 does not exist"),
-        ("shard=3/3", "shard=3/3 of 2 prompts is empty"),
+        ("shard=3/3", "shard=3/3 of 2 prompts"),
     ):
         assert sentence in refused(call, "resume", "here", argument)
         assert before == {p: p.read_bytes() for p in before}, argument
@@ -394,10 +395,12 @@ def test_a_grid_and_a_broken_configuration(call: Call, tmp_path: Path) -> None:
         assert out.startswith("grid: 2 runs, 1 finished, 1 not started; ")
     config.write_text(text)
     Path("grid/grid.json").unlink()  # a folder that other things put runs into
-    assert "grid holds 2 runs: name one (delta=1, ...)" in refused(call, "resume", "grid")
+    assert re.search(r"2 runs.*delta=1\b", refused(call, "resume", "grid"))
     (tmp_path / "config.yaml").write_text("[1, 2")
     for command in ("status", "resume"):
-        assert call(command, ".") == (2, "", "specbench: cannot read config.yaml\n")
+        code, out, err = call(command, ".")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "config.yaml" in err
     (tmp_path / "config.yaml").write_text("- a\n")
     with pytest.raises(UsageError):
         stored(tmp_path)

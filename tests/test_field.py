@@ -22,7 +22,6 @@ def test_seconds_have_their_own_table() -> None:
     assert not any(column.key in TIMED_COLUMNS for column in steps.columns)
     assert any(column.key in TIMED_COLUMNS for column in seconds.columns)
     assert all(column.spread.endswith("_stderr") for table in (steps, seconds) for column in table.columns)
-    assert "bound by arithmetic" in seconds.remarks[0]
 
 
 def test_a_row_without_a_column_that_a_table_needs_is_measured_again() -> None:
