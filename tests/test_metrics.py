@@ -236,7 +236,7 @@ def test_absent_weights_are_a_note_not_a_crash(images: np.ndarray, items: list[I
     for name, score in zip(NAMES, measure(NAMES, images, items, tmp_path).values(), strict=True):
         assert (score.value, score.stderr, score.backend) == (None, None, "")
         assert metrics.missing(name, context) == score.note
-        assert re.fullmatch(r"no scenes_\w+\.safetensors: run `make train-scenes` in a clone", score.note)
+        assert re.search(r"\bscenes_\w+\.safetensors\b.*`make train-scenes`", score.note)
         assert metrics.missing(name, metrics.ScoringContext(ASSETS, tmp_path)) == ""
 
 
@@ -322,7 +322,7 @@ def test_the_scores_equal_those_of_earlier_versions(real: tuple[np.ndarray, list
     assert scores["clip_score"].stderr == pytest.approx(0.0011853438699865255, rel=1e-4)
     assert scores["image_reward"].value == pytest.approx(0.9925831725200017, rel=1e-6)
     assert scores["image_reward"].note == "attribute accuracy 0.9972"
-    assert scores["fid"].note == "against 2000 real validation images"
+    assert "2000 real" in scores["fid"].note
 
 
 class Brightness(Scorer):
@@ -558,7 +558,8 @@ def test_nan_is_not_a_value(network: Brightness, monkeypatch: pytest.MonkeyPatch
     nan = metrics.Score(float("nan"), None, "brightness", "dark")
     monkeypatch.setattr(Light, "score", lambda self, outputs, items: (nan,))
     score = metrics.score(["light"], Drawn(3), prompts(3), HERE)["fid"]
-    assert score == metrics.Score(None, None, "brightness", "the value is nan; dark")
+    assert (score.value, score.stderr, score.backend) == (None, None, "brightness")
+    assert re.search(r"\bnan; dark$", score.note)
 
 
 def test_wrong_scorer_outputs_are_not_cached(
@@ -581,7 +582,7 @@ def test_the_inception_score_counts_the_certain_classes(inception_score: Metric)
     blind = np.full((400, 40), -np.log(40), np.float32)
     for logs, expected in ((sure, 40), (sure[:400:2], 20), (blind, 1)):  # the second: only every other class
         assert inception_score.score(logs, [])[0].value == pytest.approx(expected)
-    assert "n = 20: biased" in inception_score.score(sure[:20], [])[0].note
+    assert "n = 20" in inception_score.score(sure[:20], [])[0].note
     assert inception_score.score(sure[:1], [])[0].value is None
 
 

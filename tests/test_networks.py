@@ -154,7 +154,7 @@ def test_a_score_uses_the_chosen_model(clip: Path, monkeypatch: pytest.MonkeyPat
     assert score.backend == metrics.metric("clip_b32", context_at(clip)).cache_key
     assert score.backend.startswith("clip-vit-b-32@")
     assert score.backend.endswith(", 224 bicubic")
-    assert score.note == "1 of 4 captions have more than 77 tokens and lose their end"
+    assert re.search(r"^1 of 4 .*\b77 tokens", score.note)
     shuffled = [2, 0, 3, 1]
     shown, items = [pictures()[i] for i in shuffled], [ITEMS[i] for i in shuffled]
     assert metrics.score(["clip_b32"], shown, items, context_at(clip, batch=3)) == scores
@@ -202,7 +202,8 @@ def test_a_negative_mean_counts_as_zero_only_times_100(clip: Path) -> None:
     metric = metrics.metric("clip_b32_x100", context_at(clip))
     [clamped] = metric.score(outputs, items)
     assert plain.value == pytest.approx(-0.2 / 3)
-    assert (plain.note, clamped.note) == ("", "the mean cosine is negative, which counts as 0")
+    assert plain.note == ""
+    assert "counts as 0" in clamped.note
     assert clamped.value == 0
     assert clamped.stderr == pytest.approx(100 * (plain.stderr or 0))
     np.testing.assert_allclose(metric.per_image(outputs), [10, -40, 10])
@@ -301,7 +302,9 @@ def test_a_missing_package_is_reported(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *a: None if name == "open_clip" else original(name, *a)
     )
-    assert metrics.missing("clip_b32", context_at(tmp_path)) == f"open_clip is not installed: {install('metrics')}"
+    message = metrics.missing("clip_b32", context_at(tmp_path))
+    assert "open_clip" in message
+    assert install("metrics") in message
 
 
 def test_hps_is_the_cosine_of_padded_images(tmp_path: Path, state: dict[str, Tensor], tiny: None) -> None:
@@ -454,7 +457,7 @@ def test_rewards_equal_the_official_layout(folder: Path) -> None:
     assert_independent_rows("image_reward", folder)
     scores = metrics.score(["image_reward"], pictures(), ITEMS, context_at(folder, batch=3))["image_reward"]
     assert scores.value == pytest.approx(float(outputs.mean()), abs=1e-6)
-    assert scores.note == "1 of 4 captions have more than 35 tokens and lose their end"
+    assert re.search(r"^1 of 4 .*\b35 tokens", scores.note)
     assert scores.backend.startswith("image-reward@")
     assert scores.backend.endswith(", 224 bicubic")
 
@@ -571,7 +574,6 @@ def test_without_the_package_its_environment_is_named(folder: Path) -> None:
     if importlib.util.find_spec("ImageReward"):
         pytest.skip("the package is here")
     message = metrics.missing("image_reward_package", context_at(folder))
-    assert "needs a separate environment" in message
     assert install("image-reward") in message
 
 

@@ -179,9 +179,8 @@ def test_an_unsuitable_python_is_a_short_error(clone: Path) -> None:
         process = _make(clone, "run", f"PYTHON={path}")
         assert process.returncode != 0, python
         sentences = [line for line in process.stderr.splitlines() if not line.startswith("make: ***")]
-        assert sentences == [
-            f'specbench needs Python 3.11 or newer, and "{path}" is not: name one with make PYTHON=python3.12 ...'
-        ]
+        assert len(sentences) == 1
+        assert all(name in sentences[0] for name in (str(path), "Python 3.11", "PYTHON=")), sentences
         assert not (clone / ".venv/.ready").exists(), python
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ def test_pickscore_equals_its_authors_code(pick: Path) -> None:
     assert score.value == pytest.approx(np.mean(expected), rel=1e-4)
     assert score.stderr == pytest.approx(np.std(expected, ddof=1) / 2, rel=1e-3)
     assert score.backend.startswith("pickscore-v1@")
-    assert score.note == "1 of 4 captions have more than 77 tokens and lose their end"
+    assert re.search(r"^1 of 4 .*\b77 tokens", score.note)
 
 
 def test_weights_that_differ_from_the_fetched_ones_are_refused(pick: Path) -> None:

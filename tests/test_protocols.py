@@ -140,11 +140,13 @@ def test_a_protocol_composes_for_each_of_its_models() -> None:
             for key, value in stated.items():
                 mention = next((remark for remark in remarks if re.search(rf"[:,] {key} ", remark)), "")
                 if value is None:
-                    assert mention.startswith(f"not stated by protocol {protocol.label}, so the run's own: ")
+                    assert mention.startswith(f"not stated by protocol {protocol.label}")
                 elif len(_options(key, value)) > 1:
-                    assert mention.startswith(f"one of the values of protocol {protocol.label}: ")
+                    assert mention.startswith("one of ")
+                    assert f" protocol {protocol.label}: " in mention
                 elif key in protocol.from_code:
-                    assert mention.startswith(f"by the released code of protocol {protocol.label}, not by its paper: ")
+                    assert mention.startswith("by the released code ")
+                    assert f" protocol {protocol.label}, " in mention
                 else:
                     assert mention == ""
             assert remarks_of(without) == []
@@ -219,8 +221,8 @@ def test_a_model_that_the_protocol_does_not_name() -> None:
             same_data = data == "coco2017"
             assert cfg["metrics"] == (["fid_pytorch", "clip_b16_x100"] if same_data else without["metrics"])
             remarks = remarks_of(cfg)
-            assert remarks[0] == f"protocol sjd_main_table1@2 names lumina_mgpt, not {model}"
-            assert same_data or f"departs from protocol sjd_main_table1@2: data {data} (not coco2017)" in remarks
+            assert all(name in remarks[0] for name in ("sjd_main_table1@2", "lumina_mgpt", model))
+            assert same_data or any(f"sjd_main_table1@2: data {data} (not coco2017)" in remark for remark in remarks)
 
 
 def test_a_protocol_chooses_the_variant_that_was_measured() -> None:
@@ -347,12 +349,14 @@ def test_a_folder_keeps_its_protocol(call: Call, tmp_path: Path) -> None:
     row = row_of("here")
     assert row["protocol"] == "sjd_table4@2"
     assert list(row).index("protocol") < list(row).index("model")
-    assert row["note"].startswith("protocol sjd_table4@2 names anole, not llamagen_scenes; departs from protocol")
+    assert all(name in row["note"].split(";")[0] for name in ("sjd_table4@2", "anole", "llamagen_scenes"))
     assert "protocol: sjd_table4@2" in (tmp_path / "here/config.yaml").read_text()
     assert "nothing left to do" in call(*words)[1]
     assert "nothing left to do" in call("run", "protocol=sjd_table4@2", *words[2:])[1]
     for other in ("protocol=sjd_table3", "protocol=null"):
-        assert "here holds a run with protocol=sjd_table4@2, not protocol=" in refused(call, "run", other, *words[2:])
+        message = refused(call, "run", other, *words[2:])
+        assert "here" in message
+        assert "protocol=sjd_table4@2" in message
 
 
 def _runs() -> list[tuple[str, str, str]]:

@@ -354,7 +354,7 @@ def test_emu3_is_read_from_official_files(tmp_path, write, method, tiktoken):  #
 def test_missing_parts_are_reported(tmp_path, capsys):
     assert main(["run", "model=llamagen_xl", "data=geneval", f"weights={tmp_path}", "metrics=none"]) == 2
     stderr = capsys.readouterr().err
-    assert "has no target/, tokenizer/, text/" in stderr
+    assert "target/, tokenizer/, text/" in stderr
     assert "specbench fetch model=llamagen_xl" in stderr
     with pytest.raises(UsageError, match="data=imagenet"):
         loaded("llamagen_3b", *TINY)[1].encode(["a cat"])

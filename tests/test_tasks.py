@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -115,7 +116,7 @@ def test_the_reader_reads_real_scenes_and_not_those_of_other_prompts(drawn: np.n
     # 0.993 of 6,000 (docs/metrics.md): fewer than 54 of 60 have a probability below 1e-6
     assert (scores["geneval"].value or 0) >= 0.9
     assert scores["geneval"].backend.startswith("scenes-reader@")
-    assert scores["geneval"].note == "mean of the 6 tasks of 10, 10, 10, 10, 10, 10 images"
+    assert re.search("6 tasks .*10, 10, 10, 10, 10, 10", scores["geneval"].note)
     shifted = score(np.roll(drawn, 6, 0), items)
     assert (shifted["geneval"].value or 0) < 0.5
     parts = [shifted[f"geneval_{task}"] for task in TASKS]
@@ -157,12 +158,11 @@ def test_captions_of_scenes_pose_every_task_that_they_can() -> None:
 def test_prompts_without_labels_or_tasks_are_refused(drawn: np.ndarray) -> None:
     none = score(drawn[:2], [Item(0, "a cup", None, "0"), Item(1, "a dog", None, "1")])
     assert none["geneval"].value is None
-    assert "without labels of scenes" in none["geneval_colors"].note
+    assert none["geneval_colors"].value is None
+    assert none["geneval_colors"].note
     few = score(drawn[:6:3], [scenes_geneval.items({"n": 4})[i] for i in (0, 3)])
     assert few["geneval"].value is None
-    assert (
-        few["geneval"].note == "the mean of all tasks, and no prompt poses two_object, counting, position, color_attr"
-    )
+    assert few["geneval"].note.endswith(" two_object, counting, position, color_attr")
     assert few["geneval_colors"].value == 1.0
     per_task = score(np.roll(drawn[:6], 1, 0), scenes_geneval.items({"n": 6}))  # one prompt per task
     assert per_task["geneval"].value is not None
