@@ -23,7 +23,7 @@ from specbench.harness import run
 from specbench.rows import selection
 from specbench.rows.csv_files import as_cells, read_rows
 from specbench.tables import catalog, figures, measure, sheet, suite_files
-from specbench.tables.measure import SuiteFolder, TablePlan
+from specbench.tables.measure import TablePlan
 from specbench.tables.suite_files import Source
 
 SUITE = {
@@ -72,7 +72,7 @@ def suite(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _plan(content: Mapping[str, Any], out: Path) -> TablePlan:
-    return measure.plan_suite(catalog.suite("x", Source("x", content)), SuiteFolder(out))
+    return measure.plan_suite(catalog.suite("x", Source("x", content)), out)
 
 
 def _rows(out: Path) -> dict[tuple[Any, ...], dict[str, Any]]:

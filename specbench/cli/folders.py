@@ -148,11 +148,11 @@ def resume(line: CommandLine) -> int:
 def _suite(folder: Path, line: CommandLine) -> int:
     from specbench.cli import tables
     from specbench.tables.collect import Bench
-    from specbench.tables.measure import SuiteFolder
+    from specbench.tables.measure import in_folder
 
     if line.others:
         raise UsageError(f"a suite continues as it was started: leave {line.others[0]} out")
-    return tables.execute(SuiteFolder(folder).suite(), folder, Bench(), line["jobs"] or 1)
+    return tables.execute(in_folder(folder), folder, Bench(), line["jobs"] or 1)
 
 
 @command(

@@ -298,9 +298,9 @@ def is_grid(folder: Path) -> bool:
 def in_folder(folder: Path) -> Plan[Any]:
     """The runs of the suite or of the grid in a folder."""
     if is_suite(folder):
-        from specbench.tables.measure import SuiteFolder, plan_suite
+        from specbench.tables import measure
 
-        return plan_suite(SuiteFolder(folder).suite(), SuiteFolder(folder))
+        return measure.plan_suite(measure.in_folder(folder), folder)
     from specbench.config import configuration
 
     arguments = [*arguments_of(folder), f"out={command_line.quoted(str(folder))}"]

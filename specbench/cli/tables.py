@@ -18,12 +18,12 @@ from specbench.errors import UsageError, unknown, values
 from specbench.harness.planned import PlannedRun
 from specbench.storage import home
 from specbench.storage.files import locked
-from specbench.tables import catalog, render, suite_files
+from specbench.tables import catalog, measure, render, suite_files
 from specbench.tables.catalog import TABLES
 from specbench.tables.collect import Bench, collect
 from specbench.tables.definitions import DEFAULT_MODEL, Suite, Table
 from specbench.tables.layout import TableSheet
-from specbench.tables.measure import SuiteFolder, plan, plan_suite
+from specbench.tables.measure import plan, plan_suite
 from specbench.tables.suite_files import Source
 
 
@@ -161,7 +161,7 @@ def suite(line: CommandLine, bench: Bench | None = None) -> int:
     if line["--dry-run"]:
         from specbench.tables import forecast
 
-        todo = plan_suite(chosen, SuiteFolder(out))
+        todo = plan_suite(chosen, out)
         print(forecast.report(f"{todo.title} in {out}", todo.runs, todo.command, line["device_for"]))
         return 0
     return execute(chosen, out, bench or Bench(), line["--jobs"], formats, line["--no-run"])
@@ -171,10 +171,9 @@ def execute(
     suite: Suite, out: Path, bench: Bench, jobs: int, formats: Sequence[str] = ("md", "latex"), no_run: bool = False
 ) -> int:
     """Executes the missing runs of a suite in its folder, and draws its table."""
-    store = SuiteFolder(out)
-    todo = plan_suite(suite, store)
-    with locked(out, store.check):
-        store.write(suite)
+    todo = plan_suite(suite, out)
+    with locked(out, lambda: measure.check_folder(out)):
+        measure.write_definition(suite, out)
         for text in todo.left_out:
             say(f"{todo.title}: {text}")
         count = len(todo.runs)
@@ -185,7 +184,7 @@ def execute(
             raise KeyboardInterrupt(f"{str(e) or 'stopped'}; to continue: {todo.command}") from None
         draw(*render.files(done, todo.command, out, formats, STEM, f"{STEM}_cells.csv"))
         if len(done.missing) < count:
-            print(f"wrote {out / store.ROWS}")
+            print(f"wrote {out / measure.SUITE_ROWS}")
     code = 0 if no_run else code_of(done.runs)
     if done.failed is not None:
         raise done.failed

@@ -10,11 +10,11 @@ from typing import Any
 
 from specbench.errors import RunError, UsageError
 from specbench.harness.planned import PlannedRun, Row, execute
-from specbench.rows.csv_files import as_cells, read_rows, to_csv
+from specbench.rows.csv_files import as_cells, to_csv
 from specbench.storage.csv_text import csv_text
 from specbench.storage.files import write_atomically
 from specbench.tables.definitions import Panel
-from specbench.tables.measure import Group, SuiteFolder, TablePlan, TableRun
+from specbench.tables.measure import SUITE_ROWS, Group, TablePlan, TableRun
 
 
 class Bench:
@@ -79,7 +79,7 @@ def collect(
         runner.execute(runner.plan.missing)
     runner.compare()
     if runner.plan.suite.baseline and (rows := [run.row for run in runner.plan.runs if run.row is not None]):
-        write_atomically(todo.home / SuiteFolder.ROWS, to_csv(rows).encode())
+        write_atomically(todo.home / SUITE_ROWS, to_csv(rows).encode())
     return runner.plan
 
 
@@ -107,7 +107,7 @@ class _Runner:
         """Executes these runs, stores their rows and adds them to the plan. UsageError or RunError if some failed."""
 
         def keep(run: PlannedRun, row: Mapping[str, Any]) -> None:
-            self.plan.store.keep(run, row)
+            self.plan.keep(run, row)
             self.made.add(run.folder)
             self.plan = self.plan.with_rows({run.folder: as_cells(row)})
 
@@ -120,10 +120,7 @@ class _Runner:
         return [self._folder(run) or run.folder for run in every]
 
     def _folder(self, run: TableRun) -> Path | None:
-        """The run's own folder, or the folder of another table's run with this row; None if both are missing."""
-        if run.folder in self.made:
-            return run.folder
-        return next((place for place in self.plan.store.places(run) if _is_of(place, run.row)), None)
+        return run.folder if run.folder in self.made else self.plan.with_images(run)
 
     def compare(self) -> None:
         """Compares the runs that are not compared yet, or that were executed since, and writes the rows."""
@@ -131,7 +128,7 @@ class _Runner:
 
         if not self.plan.comparisons():
             return
-        file, is_suite, problems = self.plan.store.comparisons(), bool(self.plan.suite.baseline), dict[str, None]()
+        file, is_suite, problems = self.plan.file("_test"), bool(self.plan.suite.baseline), dict[str, None]()
 
         def stored(rows: Sequence[Row]) -> None:
             self.plan = replace(self.plan, compared=tuple(self.plan.adjusted(rows)))
@@ -212,11 +209,5 @@ class _Runner:
             curves = {curve.label: [folders[key] for key in curve.lines] for curve in whole}
             for row in self.bench.equal(curves, x, y):
                 if (row["a"], row["b"]) in missing:
-                    equal.ROWS.append(self.plan.store.comparisons("_pairs"), {**row, "panel": label, "runs": runs})
+                    equal.ROWS.append(self.plan.file("_pairs"), {**row, "panel": label, "runs": runs})
         self.plan = self.plan.with_tests()
-
-
-def _is_of(folder: Path, row: Row | None) -> bool:
-    """Whether a row belongs to the finished run in a folder."""
-    file = folder / "row.csv"
-    return row is not None and file.exists() and any(r["run_id"] == row.get("run_id") for r in read_rows(file))

@@ -1,24 +1,25 @@
 """From a definition to its planned runs, with the rows that exist.
 
 A suite's lines run on its models, prompts and seeds; a paper's table is a suite of one model, with published lines.
-They differ in where their rows and folders lie: in the `Results` of `specbench tables`, or in the `SuiteFolder` of
-`specbench suite`.
+They differ in where rows and folders lie:
 
-    runs of quality: of a suite in batches, with one vanilla AR for each (model, prompts, seed), against which all are
-                     compared; of a table as its file says, each with its own baseline
-    runs of seconds: of a suite that shows seconds, one image at a time, alternating with vanilla AR, not scored
+    `specbench tables`: rows in results/<table>.csv for all models, folders in runs/tables. A row belongs to a run if
+        its configuration hash is the run's and, as far as it is known without loading a model, its weights are the ones
+        that a run would load now. Other rows stay there as history. A line that two tables share is measured once: its
+        row is searched first in the table's own file, then in all other files in `results/`.
+    `specbench suite`: each run in MODEL/PROMPTS/seedN/LINE-HASH of the suite's folder, with its row. Runs of quality
+        are decoded in batches, with one vanilla AR for each (model, prompts, seed), with which all are compared. Runs
+        of seconds, in `seconds/`, decode one image at a time, alternating with vanilla AR, and are not scored.
 """
 
 from __future__ import annotations
 
 import itertools
 import shlex
-from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,21 @@ from specbench.rows.csv_files import append_row, as_cells, has_runs, read_rows
 from specbench.rows.selection import pooled, spread_of
 from specbench.storage.files import sha256, state, write_atomically
 from specbench.tables import catalog, literature, suite_files
-from specbench.tables.definitions import Cell, Curve, Line, Panel, Suite, Table, TableTest, as_overrides, of_world
+from specbench.tables.definitions import (
+    Cell,
+    Curve,
+    Line,
+    Panel,
+    Suite,
+    Table,
+    TableTest,
+    as_overrides,
+    of_world,
+)
 
 #: The command that makes the rows, unless it is `specbench run` -> their files.
 ROW_FILES = {"bench": ROWS, "probe": PROBES}
+FILE, SUITE_ROWS, COMPARED = "suite.yaml", "suite.csv", "compared.csv"  # in a suite's folder; the first defines it
 _PARTS_OF_METHODS = ("method", "variant", "drafter_weights", *parameters.PARTS)
 
 
@@ -62,142 +74,18 @@ Pair = tuple[TableRun, TableRun]  # A and B of a comparison
 Group = tuple[Pair, ...]  # pairs that are compared together: one, or those that differ only in their seed
 
 
-class Store(ABC):
-    """Where the rows and the folders of a table's runs lie."""
-
-    home: Path  # of all folders
-    free: Mapping[str, Any] = {}  # the name of a folder does not depend on these parameters; values: placeholders
-
-    def folder(self, cell: Cell, seconds: bool) -> Path:
-        """The folder that contains the folders of a cell's runs."""
-        return self.home
-
-    @abstractmethod
-    def rows(self, run: TableRun) -> Sequence[Row]:
-        """Candidates for the row of a run, the newest last."""
-
-    @abstractmethod
-    def places(self, run: TableRun) -> Sequence[Path]:
-        """The folders that may have the images of a run's row."""
-
-    @abstractmethod
-    def comparisons(self, kind: str = "_test") -> Path:
-        """The file with the rows of `specbench compare` or, with "_pairs", of `compare.equal`."""
-
-    @abstractmethod
-    def keep(self, run: PlannedRun, row: Mapping[str, Any]) -> None:
-        """Stores the row of a finished run."""
-
-
-class Results(Store):
-    """The store of `specbench tables`: rows are in results/<table>.csv for all models, folders in runs/tables.
-
-    A row belongs to a run if its configuration hash is the run's and, as far as it is known without loading a model,
-    its weights are the ones that a run would load now. A row that no longer fits stays there as history and is not
-    shown. A line that two tables share is measured once: its row is searched first in the table's own file, then in all
-    other files in `results/`.
-    """
-
-    def __init__(self, table: Table, model: str, results: Path, runs: Path) -> None:
-        self.table, self.results = table, results
-        self.home = runs / "tables" / ((table.matched and table.matched.lines_of) or table.id) / model
-
-    def rows(self, run: TableRun) -> Sequence[Row]:
-        return self._by_hash.get(run.config_hash, ())
-
-    @cached_property
-    def _by_hash(self) -> Mapping[str, list[Row]]:
-        own_file = store(self.table, self.results)
-        if self.table.rows_of != "run":
-            files: list[Sequence[Row]] = [ROW_FILES[self.table.rows_of].read(own_file)]
-        else:
-            others = [path for path in sorted(self.results.glob("*.csv")) if path != own_file]
-            files = [_read(path, state(path), path == own_file) for path in (*others, own_file) if path.exists()]
-        by_hash: dict[str, list[Row]] = defaultdict(list)
-        for row in (row for rows in files for row in rows):
-            by_hash[row["config_hash"]].append(row)
-        return by_hash
-
-    def places(self, run: TableRun) -> Sequence[Path]:
-        """Its own folder, or those of the same run in other tables."""
-        shared = self.home.parents[1].glob(f"*/{self.home.name}/*-{run.folder.name.rpartition('-')[2]}")
-        return [run.folder] if run.folder.exists() else sorted(shared)
-
-    def comparisons(self, kind: str = "_test") -> Path:
-        return store(self.table, self.results, kind)
-
-    def keep(self, run: PlannedRun, row: Mapping[str, Any]) -> None:
-        append = append_row if run.rows_of == "run" else ROW_FILES[run.rows_of].append
-        append(store(self.table, self.results), row)
-
-
-class SuiteFolder(Store):
-    """The folder of a suite: each run is in MODEL/PROMPTS/seedN/LINE-HASH, timed ones in `seconds/` there, and its row
-    with it. More prompts, other metrics and another baseline reuse its images."""
-
-    FILE, ROWS, COMPARED = "suite.yaml", "suite.csv", "compared.csv"  # the first is its definition
-    free: Mapping[str, Any] = {"n": 1, "metrics": [], "reference": None, "baseline": False}
-
-    def __init__(self, home: Path) -> None:
-        self.home = home
-
-    def folder(self, cell: Cell, seconds: bool) -> Path:
-        seed = "" if cell.seed is None else f"seed{cell.seed}"
-        return self.home.joinpath(*map(_file_name, filter(None, [*cell.group, seed, "seconds" if seconds else ""])))
-
-    def rows(self, run: TableRun) -> Sequence[Row]:
-        path = run.folder / "row.csv"
-        with suppress(UsageError):  # the run itself reports the mistake
-            return [as_cells(row) for row in read_rows(path)] if path.is_file() and has_runs(path) else []
-        return []
-
-    def places(self, run: TableRun) -> Sequence[Path]:
-        return [run.folder]
-
-    def comparisons(self, kind: str = "_test") -> Path:
-        return self.home / self.COMPARED
-
-    def keep(self, run: PlannedRun, row: Mapping[str, Any]) -> None:
-        pass  # it is in the run's folder
-
-    def check(self) -> None:
-        """UsageError for a folder that has content but no suite, such as a run."""
-        if not (self.home / self.FILE).is_file() and any(path.name != ".lock" for path in self.home.iterdir()):
-            raise UsageError(f"{self.home} is not empty and holds no suite; choose another out=")
-
-    def write(self, suite: Suite) -> None:
-        """Stores the definition, from which `status` and `resume` read it. UsageError if the folder contains a suite of
-        another name, which `resume` could not continue after this one."""
-        try:
-            name = self.suite().table.id
-        except UsageError:  # a new folder, or a definition that no command can continue
-            name = suite.table.id
-        if name != suite.table.id:
-            raise UsageError(f"{self.home} holds the suite {name}; choose another out=")
-        path, text = (
-            self.home / self.FILE,
-            yaml.safe_dump(suite.content, sort_keys=False, allow_unicode=True, width=120),
-        )
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:
-            write_atomically(path, text.encode())
-
-    def suite(self) -> Suite:
-        """The suite in the folder. UsageError if it contains none."""
-        source = suite_files.of_file(self.home / self.FILE)
-        return catalog.suite(source.definition.name or self.home.name, source)
-
-
 @dataclass(frozen=True, kw_only=True)
 class TablePlan(Plan[TableRun]):
     """The runs of a suite, or of one table for one model.
 
-    left_out: of a suite, why lines have no run on some models. compared: the rows of `specbench compare` for its tests;
-    pairs: the rows of `compare.equal` for pairs of its curves. After `collect`, uncompared: why comparisons are
-    missing; failed: the error if runs failed.
+    results: the folder of the rows of tables; None: each row is in its run's folder. left_out: of a suite, why lines
+    have no run on some models. compared: the rows of `specbench compare` for its tests; pairs: the rows of
+    `compare.equal` for pairs of its curves. After `collect`, uncompared: why comparisons are missing; failed: the error
+    if runs failed.
     """
 
     suite: Suite
-    store: Store
+    results: Path | None = None
     left_out: tuple[str, ...] = ()
     compared: tuple[Row, ...] = ()
     pairs: tuple[Row, ...] = ()
@@ -239,6 +127,25 @@ class TablePlan(Plan[TableRun]):
         """Printed line -> its row; for several seeds, a row that pools the existing ones."""
         return {key: pooled_row(runs, bool(self.suite.baseline)) for key, runs in self.lines.items()}
 
+    # --- files --------------------------------------------------------------------------------------------------------
+
+    def file(self, kind: str) -> Path:
+        """The file with the rows of `specbench compare` ("_test") or of `compare.equal` ("_pairs")."""
+        return self.home / COMPARED if self.results is None else store(self.table, self.results, kind)
+
+    def keep(self, run: PlannedRun, row: Mapping[str, Any]) -> None:
+        """Stores the row of a finished run; a suite has it in the run's folder."""
+        if self.results is not None:
+            append = append_row if run.rows_of == "run" else ROW_FILES[run.rows_of].append
+            append(store(self.table, self.results), row)
+
+    def with_images(self, run: TableRun) -> Path | None:
+        """The folder with the images of a run's row: its own, or that of the same run in another table; None if both
+        are missing."""
+        shared = self.home.parents[1].glob(f"*/{self.home.name}/*-{run.folder.name.rpartition('-')[2]}")
+        places = [run.folder] if run.folder.exists() or self.results is None else sorted(shared)
+        return next((place for place in places if run.row is not None and _is_of(place, run.row)), None)
+
     # --- tests between lines ------------------------------------------------------------------------------------------
 
     def with_tests(self) -> TablePlan:
@@ -248,11 +155,11 @@ class TablePlan(Plan[TableRun]):
         if self.table.tests:
             from specbench.compare import wording
 
-            compared = self.adjusted(wording.ROWS.read(self.store.comparisons()))
+            compared = self.adjusted(wording.ROWS.read(self.file("_test")))
         if self.table.matched is not None:
             from specbench.compare import equal
 
-            pairs = equal.ROWS.read(self.store.comparisons("_pairs"))
+            pairs = equal.ROWS.read(self.file("_pairs"))
         return replace(self, compared=tuple(compared), pairs=tuple(pairs))
 
     def adjusted(self, compared: Sequence[Row]) -> Sequence[Row]:
@@ -398,71 +305,92 @@ def plan(
     if seeds and table.matched is not None:
         raise UsageError(f"{table.id} compares curves prompt by prompt, with one seed each: leave --seeds out")
     table = replace(table, tests=()) if len(seeds) > 1 else table
-    todo = plan_suite(table.on(model, n, tuple(seeds)), Results(table, model, results, runs))
+    home = runs / "tables" / ((table.matched and table.matched.lines_of) or table.id) / model
+    rows = _rows(table, results)
+    todo = _plan(table.on(model, n, tuple(seeds)), home, {}, lambda run: rows.get(run.config_hash, ()))
     order = {line.key: i for i, line in enumerate(table.lines)}
-    return replace(todo, runs=tuple(sorted(todo.runs, key=lambda run: order[run.key]))).with_tests()
+    ordered = sorted(todo.runs, key=lambda run: order[run.key])
+    return replace(todo, runs=tuple(ordered), left_out=(), results=results).with_tests()
 
 
-def plan_suite(suite: Suite, store: Store) -> TablePlan:
-    """The runs of a suite, and the rows of the finished ones in `store`. Loads no model, writes nothing.
+def plan_suite(suite: Suite, out: Path) -> TablePlan:
+    """The runs of a suite, and the rows of the finished ones in the folder `out`. Loads no model, writes nothing.
 
     UsageError, with its name, for a line that has no run.
     """
+    # More prompts, other metrics and another baseline reuse the images of a folder.
+    free = {"n": 1, "metrics": [], "reference": None, "baseline": False}
+    return _plan(suite, out, free, lambda run: _own_rows(run.folder / "row.csv"))
+
+
+def _plan(suite: Suite, home: Path, free: Mapping[str, Any], rows: Callable[[TableRun], Sequence[Row]]) -> TablePlan:
+    """free: the names of folders do not depend on these parameters, whose values are placeholders; rows: candidates for
+    the row of a run, the newest last."""
     runs: list[TableRun] = []
     left_out: list[str] = []
     with configuration.session():  # one for all runs
         for cell in suite.cells():
-            model, name, lines = suite.model(cell), cell.model or suite.model(cell), []
-            for line in suite.table.lines:
-                with _named(line, cell):
-                    why = suite.table.no_run(line, model, suite.models[cell.model])
-                if why:
-                    left_out.append(f"{line.label} has no run on {name}: {why.rstrip('.')}")
-                else:
-                    lines.append(line)
-            fitting = of_world(model, suite.shared)
-            if foreign := as_overrides({name: v for name, v in suite.shared.items() if name not in fitting}):
-                left_out.append(f"{name} is a real model: its runs leave {' and '.join(sorted(foreign))} out")
             for seconds in (False, True) if suite.timed else (False,):
-                runs += _of_cell(suite, store, cell, lines, seconds)
-    return TablePlan(
-        suite.table.id,
-        store.home,
-        tuple(run.with_newest(store.rows(run)) for run in runs),
-        suite=suite,
-        store=store,
-        left_out=tuple(dict.fromkeys(left_out)) if suite.baseline else (),
-    )
+                runs += _of_cell(suite, cell, home, free, seconds, left_out)
+            fitting = of_world(suite.model(cell), suite.shared)
+            if foreign := as_overrides({name: v for name, v in suite.shared.items() if name not in fitting}):
+                left_out.append(f"{cell.model} is a real model: its runs leave {' and '.join(sorted(foreign))} out")
+    found = tuple(run.with_newest(rows(run)) for run in runs)
+    return TablePlan(suite.table.id, home, found, suite=suite, left_out=tuple(dict.fromkeys(left_out)))
 
 
-def _of_cell(suite: Suite, store: Store, cell: Cell, lines: Sequence[Line], seconds: bool) -> list[TableRun]:
-    """The runs of these lines; in a suite after the vanilla AR runs that they need: one for every sampling of the
-    lines, unless a line is vanilla AR itself."""
-    if not suite.baseline:
-        return [_run(suite, store, cell, line, seconds)[0] for line in lines]
-    runs: dict[str, TableRun] = {}  # by the digest of what they decode
+def _of_cell(
+    suite: Suite, cell: Cell, home: Path, free: Mapping[str, Any], seconds: bool, left_out: list[str]
+) -> list[TableRun]:
+    """The runs of the lines. In a suite after the vanilla AR runs that they need: one for every sampling of the lines,
+    unless a line is vanilla AR itself. Adds to `left_out` why lines have no run."""
+    parts = [*cell.group, f"seed{cell.seed}" if cell.model and cell.seed is not None else "", "seconds" * seconds]
+    place = home.joinpath(*map(_file_name, filter(None, parts)))
+
+    def planned(line: Line) -> tuple[TableRun, str]:
+        """The run of a line, and the digest of what it decodes."""
+        overrides = suite.overrides(line, cell, seconds)
+        config = configuration.compose(overrides)
+        weights = registry.weights_here(config)
+        decodes = digest(config.changed(**free), weights)
+        run = TableRun(
+            place / f"{line.key}-{decodes}",
+            config,
+            line.key,
+            line.label,
+            tuple(overrides),
+            suite.table.rows_of,
+            weights,
+            _needs(suite.table, seconds),
+            asked=configuration.names_metrics(overrides),
+            cell=cell,
+            seconds=seconds,
+        )
+        return run, decodes
+
+    alone: list[TableRun] = []  # of a table
+    runs: dict[str, TableRun] = {}  # of a suite, by the digest of what they decode
     vanillas: dict[str, TableRun] = {}
     needed: dict[str, str] = {}  # digest of a run -> of its vanilla AR
-    for line in lines:
-        with _named(line, cell):
-            run, decodes = _run(suite, store, cell, line, seconds)
-            vanilla, needed[decodes] = _run(suite, store, cell, _vanilla(suite, line, cell), seconds)
+    for line in suite.table.lines:
+        try:
+            if why := suite.table.no_run(line, suite.model(cell), suite.models[cell.model]):
+                left_out.append(f"{line.label} has no run on {cell.model}: {why.rstrip('.')}")
+                continue
+            run, decodes = planned(line)
+            if not suite.baseline:
+                alone.append(run)
+                continue
+            vanilla, needed[decodes] = planned(_vanilla(suite, line, cell))
+        except UsageError as e:
+            raise UsageError(f"line {line.key} on {cell.model}: {e}") if cell.model else e from None
         if decodes in runs:
             raise UsageError(f"lines {runs[decodes].key} and {line.key} of {suite.table.id} are the same run")
         runs[decodes] = run
         vanillas.setdefault(needed[decodes], vanilla)
     vanillas |= {decodes: runs[decodes] for decodes in vanillas if decodes in runs}
     others = [(vanillas[needed[decodes]], run) for decodes, run in runs.items() if decodes not in vanillas]
-    return [*vanillas.values(), *(replace(run, reference=vanilla.folder) for vanilla, run in others)]
-
-
-@contextmanager
-def _named(line: Line, cell: Cell) -> Iterator[None]:
-    """Adds the line of a suite to the messages of errors."""
-    try:
-        yield
-    except UsageError as e:
-        raise UsageError(f"line {line.key} on {cell.model}: {e}") if cell.model else e from None
+    return [*alone, *vanillas.values(), *(replace(run, reference=vanilla.folder) for vanilla, run in others)]
 
 
 def _vanilla(suite: Suite, line: Line, cell: Cell) -> Line:
@@ -475,28 +403,6 @@ def _vanilla(suite: Suite, line: Line, cell: Cell) -> Line:
     key = _file_name("_".join(["vanilla", *differs]))
     key += "_AR" * any(key == other.key for other in suite.table.lines)
     return Line(key, ", ".join(["vanilla", *differs]), tuple(as_overrides({**suite.baseline, **sampling})))
-
-
-def _run(suite: Suite, store: Store, cell: Cell, line: Line, seconds: bool) -> tuple[TableRun, str]:
-    """The run of a line, and the digest of what it decodes. Loads no model."""
-    overrides = suite.overrides(line, cell, seconds)
-    config = configuration.compose(overrides)
-    weights = registry.weights_here(config)
-    decodes = digest(config.changed(**store.free), weights)
-    run = TableRun(
-        store.folder(cell, seconds) / f"{line.key}-{decodes}",
-        config,
-        line.key,
-        line.label,
-        tuple(overrides),
-        suite.table.rows_of,
-        weights,
-        _needs(suite.table, seconds),
-        asked=configuration.names_metrics(overrides),
-        cell=cell,
-        seconds=seconds,
-    )
-    return run, decodes
 
 
 def _needs(table: Table, seconds: bool) -> tuple[str, ...]:
@@ -515,6 +421,33 @@ def _file_name(text: str) -> str:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
+def _rows(table: Table, results: Path) -> Mapping[str, list[Row]]:
+    """Candidates for the rows of its lines, by the hash of their configurations; the table's own rows are the last."""
+    own_file = store(table, results)
+    if table.rows_of != "run":
+        files: list[Sequence[Row]] = [ROW_FILES[table.rows_of].read(own_file)]
+    else:
+        others = [path for path in sorted(results.glob("*.csv")) if path != own_file]
+        files = [_read(path, state(path), path == own_file) for path in (*others, own_file) if path.exists()]
+    by_hash: dict[str, list[Row]] = defaultdict(list)
+    for row in (row for rows in files for row in rows):
+        by_hash[row["config_hash"]].append(row)
+    return by_hash
+
+
+def _own_rows(path: Path) -> list[Row]:
+    try:
+        return [as_cells(row) for row in read_rows(path)] if path.is_file() and has_runs(path) else []
+    except UsageError:
+        return []  # the run itself reports the mistake
+
+
+def _is_of(folder: Path, row: Row) -> bool:
+    """Whether a row belongs to the finished run in a folder."""
+    file = folder / "row.csv"
+    return file.exists() and any(r["run_id"] == row.get("run_id") for r in read_rows(file))
+
+
 def rows_in(results: Path) -> list[Row]:
     """The rows of runs in all files of a folder, as text."""
     return [row for path in sorted(results.glob("*.csv")) for row in _read(path, state(path), False)]
@@ -527,3 +460,32 @@ def _read(path: Path, state: tuple[int, ...], must: bool) -> tuple[Row, ...]:
     if not path.stat().st_size or not (must or has_runs(path)):
         return ()
     return tuple(map(as_cells, read_rows(path)))
+
+
+# --- the definition in the folder of a suite --------------------------------------------------------------------------
+
+
+def check_folder(out: Path) -> None:
+    """UsageError for a folder that has content but no suite, such as a run."""
+    if not (out / FILE).is_file() and any(path.name != ".lock" for path in out.iterdir()):
+        raise UsageError(f"{out} is not empty and holds no suite; choose another out=")
+
+
+def write_definition(suite: Suite, out: Path) -> None:
+    """Stores the definition, from which `status` and `resume` read it. UsageError if the folder contains a suite of
+    another name, which `resume` could not continue after this one."""
+    try:
+        name = in_folder(out).table.id
+    except UsageError:  # a new folder, or a definition that no command can continue
+        name = suite.table.id
+    if name != suite.table.id:
+        raise UsageError(f"{out} holds the suite {name}; choose another out=")
+    text = yaml.safe_dump(suite.content, sort_keys=False, allow_unicode=True, width=120)
+    if not (out / FILE).is_file() or (out / FILE).read_text(encoding="utf-8") != text:
+        write_atomically(out / FILE, text.encode())
+
+
+def in_folder(out: Path) -> Suite:
+    """The suite in a folder. UsageError if it contains no suite."""
+    source = suite_files.of_file(out / FILE)
+    return catalog.suite(source.definition.name or out.name, source)

@@ -7,7 +7,6 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 
 from specbench.errors import UsageError
@@ -191,15 +190,18 @@ def files(
     stem = stem or (todo.table.id if todo.model == todo.table.model else f"{todo.table.id}.{todo.model}")
     if todo.table.matched and not todo.suite.baseline:
         drawn = matched.build(todo, command)
-        return drawn, chain(_texts(drawn, folder, stem, formats, cells), matched.draw(todo, folder, stem))
-    drawn, table, rows = sheet.build(todo, command)
-    figure = figures.draw(table, rows, folder, stem) if table.figure and any(rows.values()) else ()
-    return drawn, chain(_texts(drawn, folder, stem, formats, cells), figure)
+    else:
+        drawn, table, rows = sheet.build(todo, command)
 
+    def written() -> Iterator[Path]:
+        for name in formats:
+            ending, renderer = FORMATS[name]
+            path = folder / (cells if cells and name == "csv" else f"{stem}.{ending}")
+            write_atomically(path, renderer(drawn).encode())
+            yield path
+        if todo.table.matched and not todo.suite.baseline:
+            yield from matched.draw(todo, folder, stem)
+        elif table.figure and any(rows.values()):
+            yield from figures.draw(table, rows, folder, stem)
 
-def _texts(drawn: TableSheet, folder: Path, stem: str, formats: Sequence[str], cells: str) -> Iterator[Path]:
-    for name in formats:
-        ending, renderer = FORMATS[name]
-        path = folder / (cells if cells and name == "csv" else f"{stem}.{ending}")
-        write_atomically(path, renderer(drawn).encode())
-        yield path
+    return drawn, written()

@@ -14,7 +14,7 @@ from specbench.rows.shown import MACHINE
 from specbench.tables import layout, literature
 from specbench.tables.definitions import Column, Curve, Line, Maps, Panel, Series, Stack, Table, TableFigure, TableTest
 from specbench.tables.layout import TableSheet
-from specbench.tables.measure import SuiteFolder, TablePlan, TableRun
+from specbench.tables.measure import COMPARED, TablePlan, TableRun
 
 #: A column that is not a metric's -> its statistic in `specbench compare`.
 _STATISTICS = {"perplexity": "log_prob_mean", "emitted_kl": "emitted_kl", "emitted_tv": "emitted_tv"}
@@ -151,7 +151,7 @@ def _metrics_of(plan: TablePlan, column: str) -> list[str]:
 def _remarks(
     plan: TablePlan, members: Mapping[str, Sequence[TableRun]], seeds: int, tests: int, significant: int
 ) -> Iterator[str]:
-    suite, compared = plan.suite, SuiteFolder.COMPARED
+    suite = plan.suite
     mixed = {
         name
         for runs in members.values()
@@ -169,10 +169,10 @@ def _remarks(
         many = f"{significant} of {tests} are significant"
         yield (
             f"Differences from vanilla AR, paired by prompt, in {tests} values of quality: {many} (p <"
-            f" {1 - LEVEL:.2g} after Holm's adjustment over all tests of {compared} or, with several seeds, over all"
-            f" tests of means over seeds). All tests, with intervals: {compared}."
+            f" {1 - LEVEL:.2g} after Holm's adjustment over all tests of {COMPARED} or, with several seeds, over all"
+            f" tests of means over seeds). All tests, with intervals: {COMPARED}."
         )
     if seeds > 1 and suite.table.tests:
-        yield f"The tests between lines are made for each seed and for the means over seeds: {compared}."
+        yield f"The tests between lines are made for each seed and for the means over seeds: {COMPARED}."
     yield from (f"Not compared with vanilla AR: {text}." for text in plan.uncompared[:3])
     yield from plan.left_out
