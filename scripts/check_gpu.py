@@ -36,7 +36,7 @@ PARTS = {
 }
 ROWS = RowFile(
     {
-        "stage": "1: compile, 4: gates, 6: speed; 2, 3: tests of tests/test_gpu.py",
+        "stage": "1: compile, 4: gates, 6: speed; 2, 3: tests of tests/engine/test_gpu.py",
         "check": "its name",
         "result": "PASS, FAIL, or SKIP for a time without a device",
         "measured": "the value",

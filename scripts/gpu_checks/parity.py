@@ -1,5 +1,5 @@
 """Fused kernels in bfloat16 against plain functions in float64, by passes of real networks and by whole decisions, for
-tests/test_gpu.py."""
+tests/engine/test_gpu.py."""
 
 from __future__ import annotations
 

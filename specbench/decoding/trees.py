@@ -168,10 +168,15 @@ class Tree:
         return with_tensors(self, lambda x: x.to(device))
 
 
+def in_order(paths: Iterable[Path]) -> list[Path]:
+    """The distinct paths in the order in which `build` numbers their nodes, from 1: by depth, then by child numbers."""
+    return sorted(set(paths), key=lambda p: (len(p), p))
+
+
 def build(paths: Iterable[Path]) -> Tree:
     """The tree of the given paths. Every path needs its parent, else UsageError. Siblings are tried in the order of
-    their numbers. Nodes are numbered by depth, then by child numbers."""
-    ordered = sorted(set(paths), key=lambda p: (len(p), p))
+    their numbers."""
+    ordered = in_order(paths)
     index: dict[Path, int] = {(): 0} | {p: i + 1 for i, p in enumerate(ordered)}
     parent = [0]
     for p in ordered:

@@ -8,7 +8,7 @@ from specbench.config import configuration
 from specbench.rows.csv_files import has_runs, read_rows
 from specbench.tables.catalog import TABLES
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
+RESULTS = Path(__file__).resolve().parents[2] / "results"
 
 
 def test_no_row_is_next_to_a_row_of_newer_weights() -> None:

@@ -32,7 +32,7 @@ from specbench.models.medusa import MedusaConfig, MedusaNetwork
 from specbench.models.transformer import BlockConfig
 from specbench.models.unified import Unified, UnifiedConfig, image_tokens
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 LANGUAGE = "Lumina-mGPT-7B-768 Lumina-mGPT-2.0 Anole-7b-v0.1-hf Emu3-Gen SimpleAR-0.5B SimpleAR-1.5B".split()
 LLAMAGEN = (
     "t2i_XL_stage1_256 t2i_XL_stage2_512 c2i_B_256 c2i_B_384 c2i_L_256 c2i_L_384 c2i_XL_384 c2i_XXL_384 c2i_3B_384"

@@ -61,7 +61,7 @@ def test_wheel_and_sdist_work_without_a_checkout() -> None:
         "scripts/smoke.sh",
         "tools/scenes/stages.py",
     }
-    assert top | {"tests/test_packaging.py", "conf/config.yaml"} <= sdist
+    assert top | {"tests/project/test_packaging.py", "conf/config.yaml"} <= sdist
     assert {name.removeprefix("specbench/") for name in wheel if name.startswith("specbench/conf/")} <= sdist
     assert {name for name in wheel if not name.startswith("specbench/conf/")} <= sdist
     assert [name for name in sdist if leftovers - {"tests"} & set(name.split("/"))] == []

@@ -279,7 +279,7 @@ def test_passes_by_number_of_nodes_are_recorded_as_steps_are(call: Call, recorde
 
 
 def test_committed_rows_are_readable() -> None:
-    files = sorted((Path(__file__).parents[1] / "results" / "bench").glob("*.csv"))
+    files = sorted((Path(__file__).parents[2] / "results" / "bench").glob("*.csv"))
     rows = [row for file in files for row in ROWS.read(file)]
     assert rows
     assert {row["by_nodes_executed"] for row in rows} <= {"", "eager", "recorded"}
@@ -414,7 +414,7 @@ def test_the_benchmarks_of_a_gpu_are_existing_commands(tmp_path: Path) -> None:
     command = tmp_path / "specbench"
     command.write_text(f'#!/bin/sh\necho "$@" >> {noted}\n')
     command.chmod(0o755)
-    script = Path(__file__).parents[1] / "scripts" / "bench_gpu.sh"
+    script = Path(__file__).parents[2] / "scripts" / "bench_gpu.sh"
     subprocess.run([script, command, tmp_path / "rows"], check=True)
     lines = [line.split() for line in noted.read_text().splitlines()]
     assert len(lines) >= 10

@@ -23,7 +23,7 @@ from specbench.bench.rows import COLUMNS
 from specbench.cli.measurements import bench
 from specbench.config import configuration
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_dry_run_does_everything_and_times_nothing(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ sys.meta_path.insert(0, Gone())
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout
     names = {line.partition("[")[0] for line in done.stdout.splitlines() if "::" in line}
-    assert "tests/test_gpu.py::test_no_step_waits_for_the_host" in names
+    assert "tests/engine/test_gpu.py::test_no_step_waits_for_the_host" in names
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not here")

@@ -20,7 +20,7 @@ from specbench.models.loading import checkpoints, image_tokenizers, official
 from specbench.models.pixels import to_uint8, truncated
 from specbench.models.vq import KLModel, VQConfig, VQModel
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 EMBEDDED = ROOT / "specbench" / "assets" / "scenes_tokenizer.safetensors"
 
 #: kind -> a small network of this kind

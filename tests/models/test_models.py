@@ -30,7 +30,7 @@ from specbench.models.llamagen import LlamaGen, LlamaGenConfig
 from specbench.models.loading import checkpoints
 from specbench.models.transformer import run_blocks
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 GOLDENS = ROOT.parent / "shared" / "reference" / "goldens"
 needs_goldens = pytest.mark.skipif(not GOLDENS.exists(), reason="the reference goldens are not beside this checkout")
 

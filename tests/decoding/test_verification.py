@@ -291,7 +291,7 @@ def test_inexact_or_meaningless_verification_is_refused(words: str, sentence: st
 
 # --- reference values -------------------------------------------------------------------------------------------------
 
-FOLDER = Path(__file__).resolve().parents[2] / "shared" / "methods" / "block"
+FOLDER = Path(__file__).resolve().parents[3] / "shared" / "methods" / "block"
 needs_values = pytest.mark.skipif(not FOLDER.is_dir(), reason="the reference values are not beside this checkout")
 IMAGES = 8000
 WIDE, FORK = "[[0], [1], [2], [0, 0], [0, 1], [0, 0, 0]]", "[[0], [0, 0], [0, 1], [0, 0, 0], [0, 1, 0]]"

@@ -23,7 +23,7 @@ from specbench.config import configuration
 from specbench.decoding import rules
 from specbench.decoding.sampling import Sampling
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def row_of(arguments: str, model: Subject, samples: int, margin: float = 1.0) -> dict:
