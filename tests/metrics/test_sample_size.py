@@ -4,6 +4,7 @@ printed or drawn."""
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +20,10 @@ from specbench.metrics import features, inception
 from specbench.metrics.scenes import ScenesFID
 from specbench.models import evaluators as ev
 from specbench.rows import shown
+from specbench.rows.columns import COLUMNS
 from specbench.rows.differences import Difference, differences, several
+from specbench.tables import figures, layout, report
+from specbench.tables.catalog import TABLES
 
 BACKEND = "scenes-classifier@1a2b3c4d"
 FEW = "n < 16 x 64 features: a Fréchet distance needs 1,024 images"
@@ -54,6 +58,46 @@ def test_metrics_declare_the_features_of_their_networks(monkeypatch: pytest.Monk
         monkeypatch.setattr(parameters, "default", lambda *_, wrong=wrong: {"columns": ["fid"], "features": wrong})
         with pytest.raises(UsageError, match="any.yaml"):
             shown.features("any")
+
+
+def test_values_of_too_few_images_are_not_printed() -> None:
+    assert shown.withheld({"n": "1023", "fid": "9", "fid_backend": BACKEND}, "fid") == f"Not printed: {FEW}."
+    assert shown.withheld({"n": 5000, "fid_backend": "inception-v3@67, tf resize"}, "fid").count("32,768") == 1
+    assert not shown.withheld({"n": 1024, "fid": 9.0, "fid_backend": BACKEND}, "fid")
+    assert not shown.withheld({"n": 2, "kid": 9.0, "kid_backend": "inception-v3@67, tf resize"}, "kid")
+    assert not shown.withheld({"n": 2, "clip_score": 0.9, "clip_score_backend": BACKEND}, "clip_score")
+
+
+def _rows(n: int) -> dict[str, dict[str, str]]:
+    """A row of n images for each line of a figure, as text."""
+    lines = TABLES["coolsd_fig4"].lines
+    values = {"n": str(n), "fid_backend": BACKEND, "note": "fid: against 2000 real images; clip_score: good"}
+    return {
+        line.key: {"accepted_length_mean": f"{1 + i / 10}", "fid": f"{9 + i}", "clip_score": "0.9", **values}
+        for i, line in enumerate(lines)
+    }
+
+
+def test_tables_figures_and_the_report_leave_it_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = TABLES["coolsd_fig4"]
+    fid = [column.key for column in table.columns].index("fid")
+    drawn: list[int] = []
+    axes = figures.new_axes
+    monkeypatch.setattr(
+        figures, "new_axes", lambda down, across, **shared: (drawn.append(across), axes(down, across))[1]
+    )
+    row = dict.fromkeys(COLUMNS) | {"run_id": "1", "model": "llamagen_scenes", "method": "vanilla", "command": ""}
+    row |= {"command_exact": True, "file": "", "clip_score": 0.5, "fid": 9.0, "fid_backend": BACKEND}
+    for n, empty in ((500, True), (1024, False)):
+        sheet = layout.build(table, table.model, _rows(n), [], {}, "")
+        cells, notes = [entry.cells[fid] for entry in sheet.entries], dict(sheet.notes)
+        assert all((cell.value == "") == empty for cell in cells)
+        assert (f"Not printed: {FEW}." in notes.values()) == empty  # the reason
+        assert any("against 2000 real images" in note for note in notes.values()) != empty
+        figures.draw(table, _rows(n), tmp_path, "any")
+        page = report.page_data(report.ReportContent(rows=[row | {"n": n}]))
+        assert sorted(page["rows"][0]["values"]) == (["clip_score"] if empty else ["clip_score", "fid"])
+    assert drawn[1] - drawn[0] == 1  # an axis
 
 
 def test_the_number_of_pairs_for_a_significant_difference() -> None:
