@@ -40,7 +40,7 @@ rows() { # file, then the files whose rows it gets
 
 tests() {
     timeout "$seconds" python3 -m pytest -m gpu -q -p no:cacheprovider -n 8 --timeout 90 --tb=short tests/engine/test_gpu.py \
-        tests/test_kernel*.py > "$OUT/tests.log" 2>&1
+        tests/engine/test_kernel*.py > "$OUT/tests.log" 2>&1
     tail -12 "$OUT/tests.log" | cut -c1-150
 }
 

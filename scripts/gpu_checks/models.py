@@ -175,8 +175,8 @@ def drafter(name: str, model: Any, device: str, dtype: torch.dtype, small: bool 
 #: Tokens in a row of the images of `CASES`, which have 64, and their number.
 SIDE = 8
 IMAGES = 2
-#: By name: target, drafter, rule and engine of steps that tests/engine/test_gpu.py compares with recorded ones; the last
-#: target has an image grammar.
+#: By name: target, drafter, rule and engine of steps that tests/engine/test_gpu.py compares with recorded ones; the
+#: last target has an image grammar.
 CASES = {
     **{f"tree, {rule}, triton": ("xl", "tree", rule, "triton") for rule in RULES},
     **{
