@@ -36,7 +36,7 @@ tables: $(READY) ## run what the tables still need, then draw them (ARGS="--list
 bench: $(READY) ## time steps at real sizes with random weights; needs a CUDA device (rows to results/bench/)
 	scripts/bench_gpu.sh "$(BIN)/specbench"
 
-gpu: ## the first ten minutes on a GPU: kernels, recordings, gates, profiles (a dry run where there is none)
+gpu: ## on a GPU: compiled kernels, gates, a step of each method (a dry run where there is none; ARGS="gates" for a part)
 	@"$(PYTHON)" -c 'import torch, triton' 2>/dev/null || $(MAKE) --no-print-directory $(READY)
 	@python="$(BIN)/python"; "$(PYTHON)" -c 'import torch, triton' 2>/dev/null && python="$(PYTHON)"; \
 	  "$$python" scripts/check_gpu.py $(ARGS)

@@ -13,7 +13,7 @@ bench() { # engine; the lines are of the input
     done
 }
 
-for engine in ${3:-eager graph compiled triton}; do
+for engine in ${3:-eager graph triton}; do
     bench "$engine" << 'LINES'
 llamagen_xl method=vanilla bench.images=3
 llamagen_xl method=cool_sd drafter=eagle window=5 forced_accept=2.73 bench.images=3

@@ -173,8 +173,7 @@ class Rows:
         table = pd.read_csv(folder / f"{file}.csv", low_memory=False)
         if file not in catalog.TABLES or "model" not in table:
             return table
-        requested = catalog.TABLES[file]
-        return table[table.model.isin({line.model_on(model or requested.model) for line in requested.lines})]
+        return table[table.model == (model or catalog.TABLES[file].model)]
 
     def _plan(self, table: str) -> measure.TablePlan:
         name, _, model = table.partition(".")

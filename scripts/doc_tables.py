@@ -246,7 +246,7 @@ def table_of_rehearsals() -> str:
     return markdown(body)
 
 
-#: What stage 6 of check_gpu.py calls a target, and its heading.
+#: What the part `speed` of check_gpu.py calls a target, and its heading.
 _TARGETS = {"XL": "LlamaGen-XL", "7B": "Lumina-mGPT 7B", "EMU3": "Emu3 8B"}
 
 

@@ -70,10 +70,15 @@ def commands(step: Step, jobs: int) -> Iterator[tuple[list[str], Path | None]]:
     if step.tables:
         yield ["specbench", "tables", *step.tables, "--jobs", str(1 if step.idle else jobs)], None
     for command in step.commands:
-        yield ["python" if command.startswith("scripts/") else "specbench", *shlex.split(command)], None
+        yield _words(command), None
     for parts in step.joined.values():
         for part in parts:
-            yield ["specbench", *shlex.split(part), f"out={_part(part)}"], _part(part)
+            yield [*_words(part), f"out={_part(part)}"], _part(part)
+
+
+def _words(command: str) -> list[str]:
+    program = "python" if command.startswith(("scripts/", "tools/")) else "specbench"
+    return [program, *shlex.split(command)]
 
 
 def _part(command: str) -> Path:

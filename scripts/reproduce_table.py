@@ -51,10 +51,7 @@ def hours(todo: TablePlan) -> DryRun:
 
 
 def fetched(todo: TablePlan) -> str:
-    wanted = to_fetch.missing(todo.missing)
-    unknown = sum(len(sources.unknown) for sources in wanted)
-    size = format_size(sum(sum(sources.sizes.values()) for sources in wanted))
-    return f"{size} and {unknown} files of unknown size" if unknown else size
+    return to_fetch.total(to_fetch.missing(todo.missing))[1]
 
 
 def lines(chosen: Sequence[tuple[str, str, int | None]] = LINES) -> Iterator[str]:

@@ -11,4 +11,4 @@ python=${PYTHON:-.venv/bin/python}
 [ -d "$site/triton" ] || "$python" -m pip install --quiet --no-deps --target "$site" "triton==$version"
 export PYTHONPATH="$site" OMP_NUM_THREADS=1
 "$python" -c "import triton; assert triton.__version__ == '$version', triton.__version__"
-exec "$python" -m pytest -q tests/test_ptxas.py tests/test_launches.py
+exec "$python" -m pytest -q tests/engine/test_ptxas.py tests/engine/test_launches.py

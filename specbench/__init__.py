@@ -5,8 +5,8 @@
     result = specbench.run("cool_sd", model="llamagen_scenes", delta=1.1, n=16)
     result.row["step_compression"], result.records, result.images[0]
 
-The functions come from `specbench.api` and are loaded when they are first used: `run`, `result`, `compare`, `audit`,
-`load`, `include` and `choices`. Mistakes raise `UsageError`, failures `RunError`.
+The functions come from `specbench.api` and are loaded when they are first used: `run`, `result`, `compare`, `audit` and
+`load`. Mistakes raise `UsageError`, failures `RunError`.
 """
 
 import importlib
@@ -20,14 +20,12 @@ from specbench.storage.package import __version__ as __version__
 
 if TYPE_CHECKING:
     from specbench.api import audit as audit
-    from specbench.api import choices as choices
     from specbench.api import compare as compare
-    from specbench.api import include as include
     from specbench.api import load as load
     from specbench.api import result as result
     from specbench.api import run as run
 
-_FUNCTIONS = ("audit", "choices", "compare", "include", "load", "result", "run")
+_FUNCTIONS = ("audit", "compare", "load", "result", "run")
 
 
 def _function(name: str) -> Any:

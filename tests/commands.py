@@ -44,13 +44,6 @@ def run_copy(folder: Path, lines: Sequence[Sequence[str]]) -> str:
     return done.stdout
 
 
-def older(folder: str | Path) -> None:
-    """Turns run.json into one of a version that had neither a checksum nor the configuration's digest."""
-    file = Path(folder) / "run.json"
-    content = json.loads(file.read_text())
-    file.write_text(json.dumps({"run_id": content["run_id"], "sessions": content["sessions"]}))
-
-
 def checked(values: dict[str, Any]) -> str:
     """A journal's line with its checksum, also of numbers that JSON does not have."""
     text = json.dumps(values, ensure_ascii=False)

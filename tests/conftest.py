@@ -21,8 +21,8 @@ if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
 try:
     import hydra  # noqa: F401
 except ImportError:  # a bare GPU machine: tests for a device are collected, and what needs no command line
-    here = Path(__file__).parent.glob("test_*.py")
-    collect_ignore = [file.name for file in here if not file.name.startswith(("test_gpu", "test_kernel"))]
+    here = Path(__file__).parent.rglob("test_*.py")
+    collect_ignore = [str(file) for file in here if not file.name.startswith(("test_gpu", "test_kernel"))]
 
 
 def pytest_collection_finish() -> None:

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specbench.engine.graph import Action
-from specbench.models import flow, mar
+from specbench.models import mar
 
 #: Operations of CUDA whose kernels make the host wait, though the shape of their result is known.
 WAITING = ("multinomial", "record_stream", "pin_memory")
@@ -39,8 +39,7 @@ def fake_cuda() -> Iterator[None]:
         ):
             yield
     finally:
-        mar.forget_tables()
-        flow.forget_tables()  # later tests would compute with those made here, which hold no numbers
+        mar.forget_tables()  # later tests would compute with those made here, which hold no numbers
 
 
 def moved(network: nn.Module, dtype: torch.dtype | None = None) -> Any:

@@ -48,7 +48,6 @@ def trace(steps: list[int], indices: list[int], empty: bool) -> Trace:
         emitted_outside=torch.zeros(len(steps), TOKENS),
         emitted_kl_optimal=0.125 * (1 + index % 2 + position * 0) * (not empty),
         emitted_ratio=torch.full((len(steps), TOKENS), 1.0 if empty else 2.0),
-        share=torch.zeros(len(steps), 0),
     )
 
 

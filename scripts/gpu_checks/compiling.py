@@ -29,8 +29,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from gpu_checks import gates, models, parity, recording, results, speed
-from specbench.decoding.loop import DecoderConfig
+from gpu_checks import models, parity, speed
+from specbench.decoding.loop import DecoderConfig, Decoding
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Mentored, Rule, exact
 from specbench.decoding.rules.lantern import Lantern
@@ -38,9 +38,8 @@ from specbench.decoding.rules.thresholds import Typical
 from specbench.decoding.trees import Path, build, chain_paths, parse
 from specbench.decoding.verify import Draft, TokenWise, Verification
 from specbench.decoding.verify.block import BlockVerification
-from specbench.decoding.verify.selected import Selected
 from specbench.decoding.verify.traversal import Traversal
-from specbench.engine.kernels import FusedKernels, block, launch, tiles
+from specbench.engine.kernels import FusedKernels, launch
 
 #: Without these ptxas reports nothing, or not again.
 REPORTING = {"TRITON_DUMP_PTXAS_LOG": "1", "TRITON_ALWAYS_COMPILE": "1"}
@@ -119,7 +118,7 @@ class Specialisation:
 
 #: Target, drafter, length of a window, images, format: whose steps start every kernel in every way that matters.
 STEPS = (
-    *(("xl", name, 0, 1, torch.bfloat16) for name in (*models.DRAFTERS, "pjd")),
+    *(("xl", name, 0, 1, torch.bfloat16) for name in models.DRAFTERS),
     *(("xl", name, 0, 1, torch.float32) for name in ("none", "tree", "sjd")),
     *(("xl", name, 0, 2, torch.bfloat16) for name in ("none", "tree")),
     *(("7b", name, 0, 1, torch.bfloat16) for name in ("none", "tree", "eagle2", "sjd", "scd")),
@@ -135,7 +134,6 @@ FEW = (
     ("7b", "none", 0, 1, torch.float32),
     ("xl", "none", 0, 1, torch.bfloat16),
     ("xl", "vvs", 0, 1, torch.bfloat16),
-    ("xl", "pjd", 0, 1, torch.bfloat16),
 )
 
 
@@ -159,48 +157,32 @@ def steps(cases: Any = STEPS) -> list[Callable[[], None]]:
     """Steps at the real sizes, and other verifications."""
     verifications = (
         partial(verify_on_shapes, BlockVerification(), chain_paths(5), 16384),
-        partial(verify_on_shapes, Selected(), parse("mc_sim_7b_63"), 16384, True),
-        partial(verify_on_shapes, Selected(), parse("2-2-2"), 16384, False),
         *(partial(verify_on_shapes, TokenWise(), parse("mc_sim_7b_63"), 16384, rule=x) for x in rules_on_shapes(16384)),
     )
     return [*(partial(step_on_shapes, *case) for case in cases), *verifications]
 
 
-def later_stages() -> list[Callable[[], None]]:
-    """The kernels that stages 2, 3 and 6 start, so that they are compiled before."""
-    passes = [partial(parity.pass_on_shapes, *case) for case in parity.passes(real=True)]
+def later_steps() -> list[Callable[[], None]]:
+    """The kernels that the tests of a device and the times start, so that they are compiled before."""
+    passes = [partial(parity.pass_on_shapes, *case) for case in parity.passes()]
     methods = itertools.product(speed.TARGETS, speed.METHODS.values())
     timed = [partial(step_on_shapes, target, *case[:2], 1, torch.bfloat16, case[2]) for target, case in methods]
-    return [*passes, *(partial(case_on_shapes, *case) for case in recording.CASES.values()), *timed]
-
-
-def tuning_on_shapes() -> list[Callable[[], None]]:
-    """The tiles that tuning tries in stages 4 and 6."""
-    return [partial(candidates_on_shapes, name, *case) for name, case in gates.TUNED.items()]
-
-
-def candidates_on_shapes(name: str, nodes: tuple[int, ...], slots: int) -> None:
-    """Every tile that tuning tries for passes of a target."""
-    network = models.target(name, "meta", torch.bfloat16, 1)
-
-    def all_of(tried: Iterable[tiles.T], run: Callable[[tiles.T], None]) -> tiles.T:
-        tried = list(tried)
-        for tile in tried:
-            run(tile)
-        return tried[0]
-
-    with (
-        mock.patch.object(block, "can_measure", return_value=True),
-        mock.patch.object(block, "fastest", all_of),
-        torch.no_grad(),
-    ):
-        FusedKernels().tune(network.layers, nodes, gates.ROWS, slots)
+    return [*passes, *(partial(case_on_shapes, *case) for case in models.CASES.values()), *timed]
 
 
 def case_on_shapes(target: str, drafter: str, rule: str, engine: str) -> None:
-    """A step of a case of stage 3."""
+    """A step of one of `models.CASES`."""
     if engine == "triton":
-        recording.step_on_shapes(*recording.configured(target, drafter, rule, "meta"))
+        _first_step(*models.configured(target, drafter, rule, "meta"))
+
+
+def _first_step(config: DecoderConfig, conditioning: Any) -> None:
+    """The first step of a decoding with fused kernels on the meta device: tensors without values."""
+    with torch.no_grad():
+        rng = RandomStreams([(0, i) for i in range(len(conditioning))], "meta")
+        decoding = Decoding(config, conditioning, rng, kernels=FusedKernels())
+        decoding.step()
+        decoding.record_stats()
 
 
 def rules_on_shapes(vocabulary: int) -> list[Rule]:
@@ -217,14 +199,12 @@ def rules_on_shapes(vocabulary: int) -> list[Rule]:
     ]
 
 
-def verify_on_shapes(
-    verification: Verification, paths: list[Path], vocabulary: int, replacement: bool = False, rule: Rule | None = None
-) -> None:
+def verify_on_shapes(verification: Verification, paths: list[Path], vocabulary: int, rule: Rule | None = None) -> None:
     """The verification of a draft on the meta device; rule: None means the exact rule."""
     tree, rule = build(paths).to("meta"), rule or exact()
     tokens = torch.zeros(1, tree.nodes, dtype=torch.int64, device="meta")
     p, valid = torch.empty(1, tree.nodes, vocabulary, device="meta"), torch.empty_like(tokens, dtype=torch.bool)
-    draft = Draft(tree, tokens, p[:, : tree.inner.shape[1]], valid, replacement=replacement)
+    draft = Draft(tree, tokens, p[:, : tree.inner.shape[1]], valid)
     step, rng = tokens[:, 0], RandomStreams([(0, 0)], "meta")
     rng.kernels = FusedKernels()
     rule.open(step.device)
@@ -244,9 +224,9 @@ def step_on_shapes(
     if not (rule or shape.tree.is_chain or shape.carries_over or shape.skips):
         verifications.append(Traversal())
     for verification in verifications:
-        chosen = recording.RULES[rule](network.vocab_size) if rule else exact()
+        chosen = models.RULES[rule](network.vocab_size) if rule else exact()
         config = DecoderConfig(network, drafting, chosen, models.SAMPLING[name], verification=verification)
-        recording.step_on_shapes(config, conditioning)
+        _first_step(config, conditioning)
 
 
 def compiled(spec: Specialisation) -> dict[str, Any]:
@@ -277,10 +257,11 @@ def compiled(spec: Specialisation) -> dict[str, Any]:
     }
 
 
-def all_compiled(jobs: list[Specialisation], workers: int) -> Iterator[dict[str, Any]]:
-    """`compiled` of all jobs, as they finish, in several forked processes; this process must not have used a device."""
+def all_compiled(jobs: list[Specialisation], workers: int, start: str = "fork") -> Iterator[dict[str, Any]]:
+    """`compiled` of all jobs, as they finish, in several processes. start: how they begin; a process that has used a
+    device cannot be forked, forked processes need no imports."""
     os.environ |= REPORTING
-    with ProcessPoolExecutor(workers, get_context("fork")) as pool:
+    with ProcessPoolExecutor(workers, get_context(start)) as pool:
         yield from pool.map(compiled, jobs)
 
 
@@ -321,38 +302,19 @@ def _extremes(specs: list[Specialisation]) -> list[Specialisation]:
     return list(dict.fromkeys(group[end] for group in ordered for end in (0, -1)))
 
 
-def checks(fast: bool) -> Iterator[results.Check]:
+def checks() -> Iterator[speed.Check]:
     """For this device; without a device, one specialisation of each kernel of one step for Hopper."""
-    os.environ |= REPORTING
-    tried: list[Specialisation] = []
     cuda = torch.cuda.is_available()
-    if cuda:
-        major, minor = torch.cuda.get_device_capability()
-        specs = started([*steps(), *later_stages()], 10 * major + minor)
-        tried = [spec for spec in started(tuning_on_shapes(), 10 * major + minor) if spec not in set(specs)]
-    else:
-        specs = list({spec.kernel: spec for spec in started(steps(FEW[:1]))}.values())
-    # A process that has used a device cannot be forked; without a device, forked processes need no imports.
-    with ProcessPoolExecutor(min(16, os.cpu_count() or 1), get_context("spawn" if cuda else "fork")) as pool:
-        futures = [(spec.label, pool.submit(compiled, spec)) for spec in specs[: 3 if fast else None]]
-        more = [pool.submit(compiled, spec) for spec in tried]
-        for label, future in futures:
-            yield label, lambda future=future: _checked(future.result())
-        if more:
-            yield "tiles that tuning tries", lambda: _tried([future.result() for future in more])
+    major, minor = torch.cuda.get_device_capability() if cuda else (9, 0)
+    specs = started([*steps(), *later_steps()] if cuda else steps(FEW[:1]), 10 * major + minor)
+    specs = specs if cuda else list({spec.kernel: spec for spec in specs}.values())
+    yield "kernels that steps start", partial(_reported, specs, cuda)
 
 
-def _tried(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """A tile that spills or does not compile is no failure: tuning does not choose it."""
-    broken = sum(bool(faults(row)) for row in rows)
-    return {"note": f"{len(rows)} compiled; {broken} spill or need too much shared memory"}
-
-
-def _checked(row: dict[str, Any]) -> dict[str, Any]:
-    broken = faults(row)
-    return {**row, "ok": not broken, "compile_seconds": row.pop("seconds", None)} | (
-        {"note": "; ".join(broken)} if broken else {}
-    )
+def _reported(specs: list[Specialisation], cuda: bool) -> dict[str, Any]:
+    rows = list(all_compiled(specs, min(16, os.cpu_count() or 1), "spawn" if cuda else "fork"))
+    broken = [f"{row['label']}: {'; '.join(found)}" for row in rows if (found := faults(row))]
+    return {"measured": len(rows), "unit": "compiled", "ok": not broken, "note": " | ".join(broken)}
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""Targets and drafters of the real sizes with random weights, without configuration files."""
+"""Targets, drafters and rules of the real sizes with random weights, without configuration files."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,11 +14,17 @@ from specbench.decoding.drafters.dynamic import Eagle2
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft, ZipAR
-from specbench.decoding.drafters.pjd import ParallelJacobi
 from specbench.decoding.drafters.vvs import VVS
 from specbench.decoding.drafters.window import Window
+from specbench.decoding.loop import DecoderConfig
+from specbench.decoding.rules import Band, Mentored, Rule, cool, exact, uniform
+from specbench.decoding.rules.groups import Grouped, Neighbourhood
+from specbench.decoding.rules.lantern import Lantern
+from specbench.decoding.rules.relaxed import Redraw
+from specbench.decoding.rules.thresholds import Typical
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, parse
+from specbench.engine.graph import Action
 from specbench.models.eagle import EagleNetwork, like_shape
 from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
 from specbench.models.medusa import MedusaConfig, MedusaNetwork
@@ -49,7 +55,7 @@ DRAFTERS = (
 #: The tree that begins a window of SJD-PAC, of the real size and of a small one.
 PAC = ({"width": 4, "depth": 3}, {"width": 2, "depth": 2})
 #: Those out of raster order.
-PARALLEL = ("zipar", "pjd")
+PARALLEL = ("zipar",)
 
 
 def _target(name: str, layers: int, small: bool, side: int | None) -> nn.Module:
@@ -78,6 +84,21 @@ def _target(name: str, layers: int, small: bool, side: int | None) -> nn.Module:
 def near(size: int, count: int = 8) -> Tensor:
     """Neighbours (size, count) of codes: the codes that follow each one."""
     return (torch.arange(size)[:, None] + torch.arange(1, count + 1)) % size
+
+
+RULES: Mapping[str, Callable[[int], Rule]] = {
+    "uniform": lambda size: uniform(0.8),
+    "cool": lambda size: cool(1.3, 3),
+    "band": lambda size: Band(0.45, 0.5, 3),
+    "mentored": lambda size: Mentored(0.05),
+    "lantern": lambda size: Lantern("lantern", near(size), 4, "tvd", 0.2),
+    "lantern, released": lambda size: Lantern("lantern", near(size), 4, "jsd", 0.2, "released"),
+    "lantern, optimal": lambda size: Lantern("lantern_pp", near(size), 4, "total", 2.0, "optimal"),
+    "neighbourhood": lambda size: Neighbourhood(near(size), "optimal"),
+    "gsd": lambda size: Grouped(torch.arange(size)[:, None] / 8, 6),
+    "typical": lambda size: Typical(),
+    "redraw": lambda size: Redraw(),
+}
 
 
 def made(build: Callable[[], nn.Module], device: str, dtype: torch.dtype) -> Any:
@@ -128,8 +149,6 @@ def drafter(name: str, model: Any, device: str, dtype: torch.dtype, small: bool 
         return NoDraft()
     if name == "zipar":
         return ZipAR(1 if small else 8, "overlap")
-    if name == "pjd":
-        return ParallelJacobi(*((2, 1) if small else (16, 6)))
     if name == "chain":
         return Eagle(head(), chain_paths(3 if small else 5))
     if name == "tree":
@@ -151,3 +170,41 @@ def drafter(name: str, model: Any, device: str, dtype: torch.dtype, small: bool 
         "scd": {"coupling": "gumbel"},
         "sjd_pac": {"init": "horizontal_repeat", "coupling": "maximal", **PAC[small]},
     }[name])  # fmt: skip
+
+
+#: Tokens in a row of the images of `CASES`, which have 64, and their number.
+SIDE = 8
+IMAGES = 2
+#: By name: target, drafter, rule and engine of steps that tests/engine/test_gpu.py compares with recorded ones; the
+#: last target has an image grammar.
+CASES = {
+    **{f"tree, {rule}, triton": ("xl", "tree", rule, "triton") for rule in RULES},
+    **{
+        f"{name}, exact, {engine}": ("xl", name, "exact", engine)
+        for name in (*DRAFTERS, *PARALLEL)
+        for engine in ("triton", "graph")
+    },
+    **{
+        f"{name}, exact, triton, with a grammar": ("7b", name, "exact", "triton")
+        for name in ("none", "tree", "sjd_vertical")
+    },
+}
+
+
+def configured(target_name: str, drafter_name: str, rule: str, device: str) -> tuple[DecoderConfig, Any]:
+    """A case's configuration, with wide layers in bfloat16, or with those for Triton's interpreter on the CPU; and what
+    its images are conditioned on."""
+    small = device == "cpu"
+    dtype = torch.float32 if small else torch.bfloat16
+    model = target(target_name, device, dtype, 1 if small else 2, small, SIDE)
+    drafting = drafter(drafter_name, model, device, dtype, small)
+    chosen = exact() if rule == "exact" else RULES[rule](model.vocab_size)
+    conditions = conditioning(target_name, 1 if small else IMAGES, device, dtype, small)
+    return DecoderConfig(model, drafting, chosen, SAMPLING[target_name]), conditions
+
+
+def at_once(functions: Mapping[str, Action], device: torch.device) -> list[Action]:
+    """Instead of a recorder, where nothing can be recorded."""
+    for function in functions.values():
+        function()
+    return list(functions.values())

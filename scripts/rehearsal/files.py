@@ -1,5 +1,5 @@
-"""The files of models that others publish, at their official sizes and with random numbers: targets, tokenizers, text
-encoder and drafters.
+"""The files that a run reads, at their official or at reduced sizes and with random numbers: targets, tokenizers, text
+encoder and drafters of the models, evaluators of the metrics, COCO's photographs and captions.
 
 Names, shapes and number formats are those that specbench's own tables expect. Matrices inside the layers of a 7B model
 and all tensors that no run reads (T5's decoder, Janus's understanding tower) are zeros, and holes in the file: such a
@@ -8,17 +8,22 @@ layer passes its input on, and embeddings and head, which are random, keep the d
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
+from torch import nn
 
 from rehearsal import vocabularies
-from rehearsal.formats import entry, of_module, rest, write_json, write_pickled, write_safetensors, write_shards
+from rehearsal.formats import of_module, shape, write, write_json, write_shards
 from specbench.config import parameters, registry
+from specbench.metrics import blip, inception, towers
 from specbench.models import eagle, emu3_vision, scenes_config, vq
 from specbench.models.language import Language
 from specbench.models.llamagen import LlamaGen, LlamaGenConfig
@@ -26,17 +31,13 @@ from specbench.models.loading import (
     bundle,
     chameleon,
     emu3,
-    emu35,
-    glm_image,
     image_tokenizers,
     janus,
     llamagen_official,
     lumina2,
     naming,
-    nextstep,
 )
-from specbench.models.loading.naming import ParameterSlice, Table
-from specbench.models.nextstep import NextStep, NextStepConfig
+from specbench.models.loading.naming import Table
 from specbench.models.unified import Unified, UnifiedConfig
 
 #: Words of the captions that are made here.
@@ -44,27 +45,25 @@ WORDS = "a red blue cat dog car boat table street small large old on near under 
 GB = 1 << 30
 #: Bytes of a target's files where they hold more than a run reads (sums over the reference manifests).
 SIZES = {"janus_pro_1b": 4_179_000_000, "janus_pro_7b": 14_840_000_000}
-_HOLES = ("layers.",)
 Build = Callable[[Path], None]
 
 
-def built(make: Callable[[], torch.nn.Module]) -> Any:
+def built(make: Callable[[], nn.Module]) -> Any:
     with torch.device("meta"):
         return make()
 
 
-def network(file: str, make: Callable[[], torch.nn.Module], table: Callable[[], Table | None], key: str = "") -> Build:
+def network(file: str, make: Callable[[], nn.Module], table: Callable[[], Table | None], key: str = "") -> Build:
     """A pickled file of a network in float32, by its table of official names; key: of its tensors in the file."""
-
-    def write(folder: Path) -> None:
-        write_pickled(folder / file, of_module(built(make), table(), torch.float32), key)
-
-    return write
+    return lambda folder: write(folder / file, of_module(built(make), table(), torch.float32), key)
 
 
 def words(count: int) -> list[str]:
     of_scenes = scenes_config.WORLDS["scenes"].text("scenes").vocabulary
     return vocabularies.padded([*dict.fromkeys([*WORDS, *of_scenes])], count)
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
 
 
 def _config(target: Language, layers: int, **more: Any) -> dict[str, Any]:
@@ -77,36 +76,33 @@ def _config(target: Language, layers: int, **more: Any) -> dict[str, Any]:
 def _eagle(target: Language) -> Build:
     """LANTERN's layout, in float32."""
 
-    def write(folder: Path) -> None:
+    def build(folder: Path) -> None:
         cfg = eagle.like_shape(target)
         table = partial(naming.eagle, cfg.block, cfg.input_norm)
         network("pytorch_model.bin", partial(eagle.EagleNetwork, cfg), table)(folder)
         write_json(folder / "config.json", _config(target, 1, rope_theta=cfg.rope_base))
 
-    return write
+    return build
 
 
 def _t5(width: int, small: bool) -> Build:
     """google/flan-t5-xl: encoder and decoder in float32, two shards."""
 
-    def write(folder: Path) -> None:
+    def build(folder: Path) -> None:
         from transformers import T5Config, T5ForConditionalGeneration
 
         count = vocabularies.save_t5(folder, words(200 if small else 32095), 512)
-        sizes = {"d_ff": 32, "num_layers": 1, "num_heads": 2, "d_kv": 8} if small else {}
-        full = {"d_ff": 5120, "num_layers": 24, "num_heads": 32, "d_kv": 64} | sizes
-        rows = count if small else 32128
-        more: dict[str, Any] = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-        cfg = T5Config(vocab_size=rows, d_model=width, **full, **more)
-        entries = of_module(
-            built(lambda: T5ForConditionalGeneration(cfg)), None, torch.float32, holes=("decoder.", "lm_head")
-        )
+        sizes = {"d_ff": 5120, "num_layers": 24, "num_heads": 32, "d_kv": 64}
+        sizes |= {"d_ff": 32, "num_layers": 1, "num_heads": 2, "d_kv": 8} if small else {}
+        rows, more = count if small else 32128, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+        cfg = T5Config(vocab_size=rows, d_model=width, **sizes, **more)
+        shapes = of_module(built(lambda: T5ForConditionalGeneration(cfg)), None, torch.float32)
         for copy in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
-            entries.pop(copy, None)  # of shared.weight
-        write_shards(folder, entries, 9_450_000_000 if not small else 40_000)
+            shapes.pop(copy, None)  # of shared.weight
+        write_shards(folder, shapes, 40_000 if small else 9_450_000_000, holes=r"decoder\.|lm_head")
         write_json(folder / "config.json", cfg.to_dict() | {"architectures": ["T5ForConditionalGeneration"]})
 
-    return write
+    return build
 
 
 def _llamagen_target(name: str, small: bool) -> tuple[LlamaGen, Build]:
@@ -119,12 +115,12 @@ def _llamagen_target(name: str, small: bool) -> tuple[LlamaGen, Build]:
 
 
 def _llamagen(name: str, small: bool) -> dict[str, Build]:
-    target, write_target = _llamagen_target(name, small)
+    target, build_target = _llamagen_target(name, small)
     pixels = vq.LLAMAGEN_16.reduced(target.cfg.vocab_size) if small else vq.LLAMAGEN_16
     entry = registry.model_sources()[name]
     [file] = entry.parts["tokenizer"].files
     table = partial(image_tokenizers.llamagen_table, pixels)
-    builds = {"target": write_target, "tokenizer": network(file, partial(vq.VQModel, pixels), table, "model")}
+    builds = {"target": build_target, "tokenizer": network(file, partial(vq.VQModel, pixels), table, "model")}
     if "draft" in entry.drafters:
         builds["draft"] = _llamagen_target("llamagen_l", small)[1]
     if "text" in entry.parts:
@@ -137,15 +133,15 @@ def _unified(
 ) -> Build:
     """A Hugging Face folder with a head of all ids."""
 
-    def write(folder: Path) -> None:
-        table = naming.hugging_face(cfg.n_layer, cfg.block, keep=target.image.ids)
-        holes = () if small else _HOLES
-        entries = of_module(target, table, dtype, cfg.vocab_size, holes)
-        write_shards(folder, entries, 100_000 if small else 5 * GB)
-        settings = {"rope_theta": cfg.rope_base, "swin_norm": cfg.norms == "after", **config}
-        write_json(folder / "config.json", _config(target, cfg.n_layer, **settings) | {"rms_norm_eps": cfg.norm_eps})
+    def build(folder: Path) -> None:
+        shapes = of_module(
+            target, naming.hugging_face(cfg.n_layer, cfg.block, keep=target.image.ids), dtype, cfg.vocab_size
+        )
+        write_shards(folder, shapes, 100_000 if small else 5 * GB, holes="" if small else r"layers\.")
+        settings = {"rope_theta": cfg.rope_base, "swin_norm": cfg.norms == "after", "rms_norm_eps": cfg.norm_eps}
+        write_json(folder / "config.json", _config(target, cfg.n_layer) | settings | config)
 
-    return write
+    return build
 
 
 def _chameleon(name: str, small: bool) -> dict[str, Build]:
@@ -158,15 +154,14 @@ def _chameleon(name: str, small: bool) -> dict[str, Build]:
     image = chameleon.lumina_image(codes, side, side) if lumina else chameleon.anole_image(codes, side)
     target: Unified = built(lambda: Unified(base, image))
 
-    def write_tokenizer(folder: Path) -> None:
+    def build_tokenizer(folder: Path) -> None:
         names = vocabularies.chameleon_names(range(pixels.codebook_size), 64)
         vocabularies.save_chameleon(folder / "text_tokenizer.json", names, [f"Ġ{word}" for word in words(0)])
         (folder / "vqgan.yaml").write_text("model: {}\n")
         table = partial(image_tokenizers.taming_table, pixels)
         network("vqgan.ckpt", partial(vq.VQModel, pixels), table, "state_dict")(folder)
 
-    write_target = _unified(target, base, small)
-    return {"target": write_target, "tokenizer": write_tokenizer, "eagle": _eagle(target)}
+    return {"target": _unified(target, base, small), "tokenizer": build_tokenizer, "eagle": _eagle(target)}
 
 
 def _lumina2(name: str, small: bool) -> dict[str, Build]:
@@ -177,15 +172,15 @@ def _lumina2(name: str, small: bool) -> dict[str, Build]:
     target: Unified = built(lambda: Unified(base, image))
     ids, named = lumina2.IDS, {"<reserved08706>": "end_of_turn", "<racm3:break>": "image_start", "<eoss>": "image_end"}
     named |= {"<reserved08799>": "new_line", "<reserved08800>": "size"}
-    vocabulary = {token: getattr(ids, field) for token, field in named.items()}
 
-    def write_target(folder: Path) -> None:
+    def build_target(folder: Path) -> None:
+        vocabulary = {token: getattr(ids, field) for token, field in named.items()}
         _unified(target, base, small, vocabulary_map=vocabulary)(folder)
         vocabularies.save_words(folder / "tokenizer.json", ["<|end|>", "<unk>", *words(0)], 1)
         write_json(folder / "tokenizer_config.json", {"bos_token": None, "eos_token": "<|end|>"})
 
     table = partial(image_tokenizers.taming_table, pixels)
-    return {"target": write_target, "tokenizer": network("movqgan_270M.ckpt", partial(vq.VQModel, pixels), table)}
+    return {"target": build_target, "tokenizer": network("movqgan_270M.ckpt", partial(vq.VQModel, pixels), table)}
 
 
 def _janus(name: str, small: bool) -> dict[str, Build]:
@@ -196,118 +191,51 @@ def _janus(name: str, small: bool) -> dict[str, Build]:
     image = janus.image(text.vocab_size, pixels.codebook_size, side)
     target: Unified = built(lambda: Unified(text, image))
 
-    def write(folder: Path) -> None:
+    def build(folder: Path) -> None:
         (table, _), (input_table, _) = janus.layouts(["gen_embed.weight"], text.n_layer, text.block)
-        kind, holes = torch.bfloat16, () if small else _HOLES
+        kind = torch.bfloat16
         inputs = built(lambda: janus.ImageInputs(pixels.codebook_size, 8, text.dim))
         names = image_tokenizers.janus_layout((), pixels)[0]
-        entries = of_module(target, table, kind, holes=holes) | of_module(inputs, input_table, kind)
-        entries |= of_module(built(lambda: vq.VQModel(pixels)), names, kind)
-        entries["language_model.lm_head.weight"] = entry("lm_head", (text.vocab_size, text.dim), kind, True)
-        entries = rest(entries, "vision_model.rest", 0 if small else SIZES[name], kind)
-        write_shards(folder, entries, 10 * GB, "bin")
+        shapes = of_module(target, table, kind) | of_module(inputs, input_table, kind)
+        shapes |= of_module(built(lambda: vq.VQModel(pixels)), names, kind)
+        shapes["language_model.lm_head.weight"] = shape(kind, text.vocab_size, text.dim)
+        if not small:
+            missing = SIZES[name] - sum(tensor.nbytes for tensor in shapes.values())
+            shapes["vision_model.rest"] = shape(kind, missing // 2, 1)
+        write_shards(folder, shapes, 10 * GB, "bin", r"lm_head|rest" + ("" if small else r"|layers\."))
         sizes = _config(target, text.n_layer)
         write_json(folder / "config.json", {"language_config": {n: sizes[n] for n in sizes if n != "rms_norm_eps"}})
         special = ["<｜begin▁of▁sentence｜>", "<｜▁pad▁｜>", "<begin_of_image>"]
         vocabulary = [*special, "<unk>", ":", "<|User|>:", "<|Assistant|>:", *words(0)]
         vocabularies.save_words(folder / "tokenizer.json", vocabulary)
 
-    builds = {"target": write}
-    return builds | ({"draft": _janus("janus_pro_1b", small)["target"]} if name == "janus_pro_7b" else {})
+    return {"target": build, **({"draft": _janus("janus_pro_1b", small)["target"]} if name == "janus_pro_7b" else {})}
 
 
 def _emu3(name: str, small: bool) -> dict[str, Build]:
     """In float32."""
     sizes = emu3_vision.reduced(emu3.REDUCED_CODES) if small else emu3_vision.OFFICIAL
-    shape, base = emu3_vision.configured(sizes), emu3.REDUCED if small else emu3.FULL
+    pixels, base = emu3_vision.configured(sizes), emu3.REDUCED if small else emu3.FULL
     grid = (emu3.REDUCED_SIDE, emu3.REDUCED_SIDE) if small else emu3.grid(emu3.AREA, "1:1", 8)
     image = emu3.image(torch.arange(emu3.FIRST_CODE, emu3.FIRST_CODE + sizes["codebook_size"]), *grid)
     target: Unified = built(lambda: Unified(base, image))
 
-    def write_target(folder: Path) -> None:
+    def build_target(folder: Path) -> None:
         _unified(target, base, small, torch.float32)(folder)
         texts = [parameters.default("model", name, field) for field in ("suffix", "negative")]
         vocabularies.save_ranks(folder / "emu3.tiktoken", [*words(0), *" ".join(texts).split()])
         (folder / "emu3_vision_tokens.txt").write_text("")
 
-    def write_tokenizer(folder: Path) -> None:
-        pixels = built(lambda: image_tokenizers.emu3_vision(shape, ()))
-        entries = of_module(pixels, image_tokenizers.emu3_layout(shape, ())[0], torch.float32)
-        write_safetensors(folder / "model.safetensors", entries)
+    def build_tokenizer(folder: Path) -> None:
+        shapes = of_module(
+            built(lambda: image_tokenizers.emu3_vision(pixels, ())),
+            image_tokenizers.emu3_layout(pixels, ())[0],
+            torch.float32,
+        )
+        write(folder / "model.safetensors", shapes)
         write_json(folder / "config.json", sizes | {"model_type": "Emu3VisionVQ"})
 
-    return {"target": write_target, "tokenizer": write_tokenizer}
-
-
-def _nextstep(name: str, small: bool) -> dict[str, Build]:
-    """In bfloat16, with an autoencoder in float32."""
-    cfg = nextstep.REDUCED if small else bundle.shape_of(name, NextStepConfig)
-    target: NextStep = built(lambda: NextStep(cfg))
-    pixels = vq.NEXTSTEP.reduced(0) if small else vq.NEXTSTEP
-
-    def write_target(folder: Path) -> None:
-        kind = torch.bfloat16
-        entries = of_module(target, nextstep.table(cfg), kind, holes=() if small else _HOLES)
-        entries["lm_head.weight"] = entry("lm_head", (cfg.vocab_size, cfg.dim), kind, True)
-        write_shards(folder, entries, 50_000 if small else 5 * GB)
-        settings = {"rope_theta": cfg.rope_base, "rms_norm_eps": cfg.norm_eps, "model_type": "nextstep"}
-        write_json(folder / "config.json", _config(target, cfg.n_layer) | settings)
-        special = ["<unk>", "[PAD]", "<|image_area|>", "<|begin_of_image|>", "<|end_of_image|>"]
-        grid = f"{cfg.side}*{cfg.side}"
-        vocabularies.save_words(folder / "tokenizer.json", [*special, grid, *words(0)][: cfg.vocab_size], len(special))
-
-    def write_tokenizer(folder: Path) -> None:
-        network("checkpoint.pt", partial(vq.KLModel, pixels), partial(image_tokenizers.taming_table, pixels))(folder)
-        write_json(folder / "config.json", {"scaling_factor": 1.0, "shift_factor": 0.0})
-
-    return {"target": write_target, "tokenizer": write_tokenizer}
-
-
-def _emu35(name: str, small: bool) -> dict[str, Build]:
-    pixels = emu35.IBQ.reduced(emu35.REDUCED_CODES) if small else emu35.IBQ
-    base, side = (emu35.REDUCED, emu35.REDUCED_SIDE) if small else (emu35.full(name), emu35.SIDE)
-    image = emu35.image(torch.arange(emu3.FIRST_CODE, emu3.FIRST_CODE + pixels.codebook_size), side, side)
-    target: Unified = built(lambda: Unified(base, image))
-
-    def write_target(folder: Path) -> None:
-        _unified(target, base, small)(folder)
-        texts = [parameters.default("model", name, field) for field in ("instruction", "negative")]
-        vocabularies.save_ranks(folder / "emu3.tiktoken", [*words(0), *" ".join(texts).split()])
-
-    table = partial(image_tokenizers.taming_table, pixels)
-    return {"target": write_target, "tokenizer": network("model.ckpt", partial(vq.VQModel, pixels), table)}
-
-
-def _glm(name: str, small: bool) -> dict[str, Build]:
-    """With one tensor of the encoder of images, which no run reads; the sizes of the others were not seen."""
-    base, width = (glm_image.REDUCED, 16) if small else (glm_image.full(name), 2048)
-    grids = glm_image.REDUCED_GRIDS if small else glm_image.grids(glm_image.SIDE, glm_image.SIDE)
-    vocabulary = glm_image.REDUCED_VOCABULARY if small else glm_image.PUBLISHED
-    image = glm_image.image(*grids, vocabulary)
-    target: Unified = built(lambda: Unified(base, image))
-
-    def write_target(folder: Path) -> None:
-        kind, holes = torch.bfloat16, () if small else _HOLES
-        table = naming.hugging_face(base.n_layer, base.block, "model.language_model.", keep=image.ids)
-        entries = of_module(target, table, kind, vocabulary.outputs, holes)
-        for gate in [name for name in entries if name.endswith("gate_proj.weight")]:
-            rows, columns = entries.pop(gate.replace("gate_proj", "up_proj")).shape
-            entries[gate.replace("gate_proj", "gate_up_proj")] = replace(entries.pop(gate), shape=(2 * rows, columns))
-        codes = built(lambda: glm_image.Codes(vocabulary.codes, width))
-        entries |= of_module(codes, {glm_image.CODEBOOK: ParameterSlice("embedding.weight")}, kind)
-        entries["model.visual.patch_embed.proj.weight"] = entry("visual", (1536, 3, 16, 16), kind, True)
-        write_shards(folder, entries, 1_000_000 if small else 5 * GB)
-        rotary = {"rope_theta": base.rope_base, "mrope_section": base.sections}
-        rotary["partial_rotary_factor"] = base.block.rotated / base.block.head_dim
-        config = _config(target, base.n_layer, rope_parameters=rotary) | {"rms_norm_eps": base.norm_eps}
-        write_json(folder / "config.json", {"model_type": "glm_image", "text_config": config})
-
-    def write_processor(folder: Path) -> None:
-        sides = [str(side) for grid in grids for side in grid]
-        vocabulary = ["<|dit_token_16384|>", "<sop>", "<eop>", "<unk>", *words(0), *dict.fromkeys(sides)]
-        vocabularies.save_words(folder / "tokenizer.json", vocabulary)
-
-    return {"target": write_target, "processor": write_processor}
+    return {"target": build_target, "tokenizer": build_tokenizer}
 
 
 FAMILIES: Mapping[str, Callable[[str, bool], dict[str, Build]]] = {
@@ -316,12 +244,66 @@ FAMILIES: Mapping[str, Callable[[str, bool], dict[str, Build]]] = {
     "lumina_mgpt2": _lumina2,
     **dict.fromkeys(("janus_pro_1b", "janus_pro_7b"), _janus),
     "emu3": _emu3,
-    "nextstep_1_1": _nextstep,
-    "emu35_image": _emu35,
-    "glm_image": _glm,
 }
 
 
 def of_model(name: str, small: bool) -> dict[str, Build]:
     """The files of a model's parts and published drafters, by their folders. small: of reduced=true."""
     return FAMILIES[name](name, small)
+
+
+# --- evaluators and photographs ---------------------------------------------------------------------------------------
+
+
+def _towers(architecture: str, file: str, dtype: torch.dtype) -> Build:
+    """OpenCLIP's towers, as CLIP's file or, pickled, as HPS's."""
+
+    def build(folder: Path) -> None:
+        import open_clip
+
+        shapes = of_module(built(lambda: open_clip.CLIP(**towers.config(architecture))), None, dtype)
+        write(folder / file, shapes, "state_dict")
+
+    return build
+
+
+def _vocabulary(folder: Path) -> None:
+    marks = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = vocabularies.padded([*marks, *WORDS, "."], blip.TEXT["vocab_size"] - 2)
+    (folder / "vocab.txt").write_text("\n".join(entries) + "\n", encoding="utf-8")
+
+
+def _inception(folder: Path) -> None:
+    """With He's initialisation, under which the features of two images differ."""
+    blank = inception.blank()
+    torch.manual_seed(0)
+    for module in blank.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight)
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(blank.state_dict(), folder / inception.FILES[0])
+
+
+#: Folder of an evaluator -> its files; Inception-V3 has no small form.
+EVALUATORS: Mapping[str, Build] = {
+    "inception": _inception,
+    "clip_b32": _towers("ViT-B-32-quickgelu", "open_clip_model.safetensors", torch.float32),
+    "image_reward": network("ImageReward.pt", blip.Blip, blip.table),
+    "image_reward/text": _vocabulary,
+    "hpsv2": _towers("ViT-H-14", "HPS_v2_compressed.pt", torch.float16),
+}
+
+
+def coco2017(folder: Path, photographs: int) -> None:
+    """val2017 and its captions, with so many photographs of noise."""
+    draw, noise, images = random.Random(0), np.random.default_rng(0), folder / "val2017"
+    ids = range(1, photographs + 1)
+    texts = [f"a {' '.join(draw.choices(WORDS, k=6))}." for _ in range(5 * photographs)]
+    notes = [{"id": i, "image_id": 1 + i // 5, "caption": text} for i, text in enumerate(texts)]
+    listed = [{"id": i, "file_name": f"{i:012d}.jpg"} for i in ids]
+    write_json(folder / "annotations/captions_val2017.json", {"images": listed, "annotations": notes})
+    images.mkdir(parents=True, exist_ok=True)
+    for image in listed:
+        pixels = noise.integers(0, 256, (60, 80, 3), dtype=np.uint8)
+        Image.fromarray(pixels).resize((640, 480)).save(images / image["file_name"], quality=97)

@@ -1,13 +1,13 @@
-"""Files of tensors in published formats, of any size: written piece by piece, and a tensor of zeros is a hole."""
+"""Files of tensors in published formats, of any size: filled through a memory map, and a tensor of zeros is a hole."""
 
 from __future__ import annotations
 
 import json
-import math
 import mmap
+import re
 import struct
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,143 +16,86 @@ from torch import Tensor, nn
 
 from specbench.models.loading.naming import ParameterSlice, Table
 
-_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.uint8: "U8"}
-#: Normal numbers that all tensors are cut from. Their number is prime: no two rows of a matrix are the same.
-_NOISE = 4194301
+_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
+#: Tensors by name, on the meta device: shapes and formats.
+Shapes = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A tensor of a file. deviation: of its normal numbers, or None for a constant one; value: the constant."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    deviation: float | None = None
-    value: float = 0.0
-
-    @property
-    def count(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def bytes(self) -> int:
-        return self.count * self.dtype.itemsize
-
-    @property
-    def is_hole(self) -> bool:
-        return self.deviation is None and self.value == 0
-
-    def pieces(self, start: int) -> Iterator[Tensor]:
-        """Its values in order; start: where in the noise it begins."""
-        for at in range(0, self.count, _NOISE):
-            size = min(_NOISE, self.count - at)
-            if self.deviation is None:
-                yield torch.full((size,), self.value, dtype=self.dtype)
-            else:
-                yield (_noise(start % _NOISE, size) * self.deviation).to(self.dtype)
+def shape(dtype: torch.dtype, *sizes: int) -> Tensor:
+    return torch.empty(sizes, dtype=dtype, device="meta")
 
 
-Entries = dict[str, Entry]
-_block: list[Tensor] = []
-
-
-def _noise(start: int, size: int) -> Tensor:
-    if not _block:
-        _block.append(torch.randn(_NOISE, generator=torch.Generator().manual_seed(0)))
-    [block] = _block
-    return block[start : start + size] if start + size <= _NOISE else block.roll(-start)[:size]
-
-
-def entry(name: str, shape: tuple[int, ...], dtype: torch.dtype, hole: bool = False) -> Entry:
-    """Random weights of unit gain, norms of one and biases of zero, as weights=random has them. hole: zeros."""
-    if hole or not dtype.is_floating_point:
-        return Entry(shape, dtype)
-    if len(shape) < 2 or (len(shape) == 2 and "norm" in name):
-        return Entry(shape, dtype, None, float(not name.endswith(("bias", "running_mean"))))
-    return Entry(shape, dtype, math.prod(shape[1:]) ** -0.5)
-
-
-def of_module(
-    module: nn.Module, table: Table | None, dtype: torch.dtype, rows: int = 0, holes: Collection[str] = ()
-) -> Entries:
-    """The official tensors of a module on the meta device, by its table (None: its own names).
-
-    rows: the rows of an official tensor from which the table picks some. holes: tensors with one of these parts in
-    their names are zeros.
-    """
-    state, entries = module.state_dict(), {}
+def of_module(module: nn.Module, table: Table | None, dtype: torch.dtype, rows: int = 0) -> Shapes:
+    """The official tensors of a module on the meta device, by its table (None: its own names). rows: the rows of an
+    official tensor from which the table picks some."""
+    state, shapes = module.state_dict(), {}
     for name, dest in (table or {name: ParameterSlice(name) for name in state}).items():
         tensor = state[dest.name]
         count = rows if dest.pick is not None and dest.rows is None else dest.rows
-        shape = tuple(tensor.shape) if count is None else (count, *tensor.shape[1:])
-        kind = dtype if tensor.is_floating_point() else tensor.dtype
-        entries[name] = entry(name, shape, kind, len(shape) > 1 and any(part in name for part in holes))
-    return entries
+        sizes = tensor.shape if count is None else (count, *tensor.shape[1:])
+        shapes[name] = shape(dtype if tensor.is_floating_point() else tensor.dtype, *sizes)
+    return shapes
 
 
-def rest(entries: Entries, name: str, size: int, dtype: torch.dtype) -> Entries:
-    """With one more tensor of zeros, so that the file has its official `size` in bytes: what a run does not read."""
-    missing = size - sum(e.bytes for e in entries.values())
-    return entries | ({name: Entry((missing // dtype.itemsize,), dtype)} if missing > 0 else {})
+def write(file: Path, shapes: Mapping[str, Tensor], wrapper: str = "", holes: str = "") -> None:
+    """A safetensors file, or one of torch.save whose key `wrapper` holds the tensors. They are random weights of unit
+    gain, norms of one and biases of zero, as weights=random has them; zeros where `holes` is found in their names."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    for name, tensor in (_safetensors if file.suffix == ".safetensors" else _pickled)(file, shapes, wrapper).items():
+        if not tensor.is_floating_point() or (holes and tensor.dim() > 1 and re.search(holes, name)):
+            continue
+        if tensor.dim() < 2 or (tensor.dim() == 2 and "norm" in name):
+            tensor.fill_(0.0 if name.endswith(("bias", "running_mean")) else 1.0)
+        else:
+            draw = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            tensor.normal_(0, tensor[0].numel() ** -0.5, generator=draw)
 
 
-def write_safetensors(path: Path, entries: Mapping[str, Entry]) -> None:
+def _safetensors(file: Path, shapes: Mapping[str, Tensor], _: str) -> Shapes:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, e in entries.items():
-        header[name] = {"dtype": _NAMES[e.dtype], "shape": list(e.shape), "data_offsets": [end, end + e.bytes]}
-        end += e.bytes
+    for name, t in sorted(shapes.items(), key=lambda item: -item[1].itemsize):  # each begins at a multiple of its size
+        header[name] = {"dtype": _NAMES[t.dtype], "shape": list(t.shape), "data_offsets": [end, end + t.nbytes]}
+        end += t.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as f:
+    with file.open("wb") as f:
         f.write(struct.pack("<Q", len(text)) + text)
         first = f.tell()
-        for name, e in entries.items():
-            if e.is_hole:
-                continue
-            f.seek(first + header[name]["data_offsets"][0])
-            for piece in e.pieces(f.tell()):
-                f.write(piece.view(torch.uint8).numpy().data)
         f.truncate(first + end)
+    content = torch.from_file(str(file), shared=True, size=first + end, dtype=torch.uint8)
+    places = {name: content[first:][slice(*header[name]["data_offsets"])] for name in shapes}
+    return {name: places[name].view(t.dtype).view(t.shape) for name, t in shapes.items()}
 
 
-def write_pickled(path: Path, entries: Mapping[str, Entry], wrapper: str = "") -> None:
-    """A file of torch.save, in the format of a zip archive; wrapper: the key that holds the tensors."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    empty = {name: torch.empty(e.shape, dtype=e.dtype) for name, e in entries.items()}  # no page of it is touched
+def _pickled(file: Path, shapes: Mapping[str, Tensor], wrapper: str) -> Shapes:
+    empty = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in shapes.items()}  # no page of it is touched
     with torch.serialization.skip_data():
-        torch.save({wrapper: empty} if wrapper else empty, path)
-    del empty
+        torch.save({wrapper: empty} if wrapper else empty, file)
     with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
-        content = torch.load(path, mmap=True, weights_only=True)
-    start = 0
-    for name, tensor in (content[wrapper] if wrapper else content).items():
-        e, at = entries[name], 0
-        start += e.count
-        for piece in () if e.is_hole else e.pieces(start):
-            tensor.view(-1)[at : at + len(piece)].copy_(piece)
-            at += len(piece)
+        content = torch.load(file, mmap=True, weights_only=True)
+    return content[wrapper] if wrapper else content
 
 
-def write_shards(folder: Path, entries: Mapping[str, Entry], largest: int, ending: str = "safetensors") -> None:
+def write_shards(
+    folder: Path, shapes: Mapping[str, Tensor], largest: int, ending: str = "safetensors", holes: str = ""
+) -> None:
     """A Hugging Face folder's weights: one file, or shards of at most `largest` bytes with their index."""
     stem = "model" if ending == "safetensors" else "pytorch_model"
-    write = write_safetensors if ending == "safetensors" else write_pickled
-    parts: list[Entries] = [{}]
-    for name, e in entries.items():
-        if parts[-1] and sum(x.bytes for x in parts[-1].values()) + e.bytes > largest:
+    parts: list[Shapes] = [{}]
+    for name, tensor in shapes.items():
+        if parts[-1] and sum(x.nbytes for x in parts[-1].values()) + tensor.nbytes > largest:
             parts.append({})
-        parts[-1][name] = e
+        parts[-1][name] = tensor
     if len(parts) == 1:
-        write(folder / f"{stem}.{ending}", entries)
+        write(folder / f"{stem}.{ending}", shapes, holes=holes)
         return
     index = {}
     for number, part in enumerate(parts, 1):
         file = f"{stem}-{number:05d}-of-{len(parts):05d}.{ending}"
-        write(folder / file, part)
+        write(folder / file, part, holes=holes)
         index |= dict.fromkeys(part, file)
-    size = sum(e.bytes for e in entries.values())
+    size = sum(tensor.nbytes for tensor in shapes.values())
     write_json(folder / f"{stem}.{ending}.index.json", {"metadata": {"total_size": size}, "weight_map": index})
 
 

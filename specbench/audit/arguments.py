@@ -38,8 +38,7 @@ ARGUMENTS = {
     "audit.model": Parameter(
         "string",
         f"one built-in model (default: every model that suits the method): {', '.join(recipes.TABLES)};"
-        f" of real classes {', '.join(recipes.TINY)}; of continuous tokens {', '.join(recipes.DENSITIES)};"
-        f" only by name, causal ones of continuous tokens: {', '.join(recipes.CAUSAL)}",
+        f" of real classes {', '.join(recipes.TINY)}; of continuous tokens {', '.join(recipes.DENSITIES)}",
     ),
     "audit.tables": Parameter(
         "path",

@@ -29,7 +29,6 @@ from specbench.audit.tabular import TabularDrafter
 from specbench.audit.thresholds import MARGIN
 from specbench.audit.verdicts import Counted, Exercised, Progress, in_stages, of_first_draft
 from specbench.decoding.batch import Decoded
-from specbench.decoding.continuous.rule import check_causal
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
@@ -60,10 +59,7 @@ def assemble(cfg: Mapping[str, Any], model: Subject, device: torch.device = CPU)
     not have.
     """
     if isinstance(model, DensityPair):
-        method = densities.assemble(cfg, device)
-        if model.target.causal:
-            check_causal(method.rule)
-        return method
+        return densities.assemble(cfg, device)
     sampling, on_device_model = Sampling.from_config(cfg, cfg["cfg_scale"] if model.guided else 1.0), model.on(device)
     config = build_method({**cfg, "emitted_draws": 0}, on_device_model, on_device_model.drafter(cfg), sampling)
     return Method(cfg, config, device, _fused(device))

@@ -15,7 +15,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from scipy import stats
@@ -24,7 +24,7 @@ from torch import Tensor
 from specbench.audit import recipes, statistics
 from specbench.audit.recipes import DensityRecipe
 from specbench.audit.verdicts import Counted, Exercised, Progress, of_first_draft
-from specbench.decoding.continuous import ContinuousModel, ContinuousRule, MaskedSession, decode
+from specbench.decoding.continuous import ContinuousRule, ContinuousSession, decode
 from specbench.decoding.continuous.rule import build
 from specbench.decoding.rng import RandomStreams
 from specbench.engine.ops import linear, take
@@ -42,28 +42,7 @@ _LATER = 1 << 62  # added to the seeds of the target's samples that new sequence
 _ENERGY = 4000  # sequences of each set for the energy distance, which computes a value for every pair
 
 
-class AuditedNetwork(ContinuousModel, Protocol):
-    """The interface of a model for an audit, in addition to the decode loop's: samples of the target alone need
-    conditions and moments without a session."""
-
-    causal: bool
-
-    def on(self, device: torch.device) -> Any:
-        """The same network on a device."""
-        ...
-
-    def condition(
-        self, tokens: Tensor, known: Tensor, row: Tensor, position: Tensor, done: Tensor, most: int
-    ) -> Tensor:
-        """See `MaskedSession`. For a causal model, the known tokens are those before the position."""
-        ...
-
-    def moments(self, x: Tensor, index: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """See `ContinuousSession`."""
-        ...
-
-
-class DensityNetwork(MaskedSession):
+class DensityNetwork(ContinuousSession):
     """A model of continuous tokens, which is its own session: one layer from the known tokens to a condition, and a
     head of two layers.
 
@@ -89,7 +68,7 @@ class DensityNetwork(MaskedSession):
     def condition(
         self, tokens: Tensor, known: Tensor, row: Tensor, position: Tensor, done: Tensor, most: int
     ) -> Tensor:
-        """z (R, n, E); see `MaskedSession`."""
+        """z (R, n, E); see `ContinuousSession`."""
         mask = known.unsqueeze(-1)
         inputs = torch.cat([torch.where(mask, tokens, 0.0), mask.to(tokens.dtype)], -1).flatten(1)
         return take(
@@ -97,7 +76,7 @@ class DensityNetwork(MaskedSession):
         )
 
     def moments(self, x: Tensor, index: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log variance (n, D); see `MaskedSession`."""
+        """Mean and log variance (n, D); see `ContinuousSession`."""
         hidden = torch.tanh(linear(torch.cat([self.bend * x, z], -1), self.inner) + self.step[index])
         shift, spread = linear(hidden, self.outer).chunk(2, -1)
         return _KEEP * x + shift, self.level[index, None] + 0.8 * torch.tanh(spread)
@@ -122,8 +101,8 @@ class DensityPair:
     """A target and its drafter."""
 
     name: str
-    target: AuditedNetwork
-    drafter: AuditedNetwork
+    target: DensityNetwork
+    drafter: DensityNetwork
 
     @property
     def dim(self) -> int:
@@ -153,15 +132,14 @@ class Sequences:
 
 
 @torch.inference_mode()
-def alone(model: AuditedNetwork, rule: ContinuousRule, samples: int, seed: int) -> Sequences:
+def alone(model: DensityNetwork, rule: ContinuousRule, samples: int, seed: int) -> Sequences:
     """Samples of the target alone, with the rule's temperature and last step."""
     g = torch.Generator().manual_seed(seed)
     parts = []
     for begin in range(0, samples, _ROWS):
         n = min(_ROWS, samples - begin)
         row = torch.arange(n)
-        order = torch.rand(n, model.length, generator=g)
-        order = torch.arange(model.length).expand(n, -1) if model.causal else order.argsort(-1)
+        order = torch.rand(n, model.length, generator=g).argsort(-1)
         tokens, known = torch.zeros(n, model.length, model.dim), torch.zeros(n, model.length, dtype=torch.bool)
         for step in range(model.length):
             position = order[:, step : step + 1]

@@ -17,7 +17,6 @@ from specbench.audit import recipes
 from specbench.audit.statistics import Marginal, filtered, of_grams, of_sequence
 from specbench.audit.tabular import (
     Tables,
-    TabularAdaptive,
     TabularDrafter,
     TabularGrower,
     TabularTarget,
@@ -125,14 +124,11 @@ class TabularModel:
         chosen = name == "medusa" or cfg.get("draft_tokens") == "deterministic"
         if not registry.drafter_network(name):
             return build_drafter(cfg, None)
-        if name == "eagle_adaptive":
-            return TabularAdaptive(self.q, cfg["nodes"], cfg["depth"], cfg["width"])
         if "nodes" in cfg:
             shape = self.q, cfg["nodes"], cfg["depth"], cfg["width"], cfg["ranking"]
             return TabularVVS(*shape, cfg["interval"]) if "interval" in cfg else TabularGrower(*shape)
         if "tree" in cfg:
-            replacement = cfg.get("select_from") == "replacement" and not chosen
-            return TabularDrafter(self.q, parse(cfg["tree"]), chosen, replacement=replacement)
+            return TabularDrafter(self.q, parse(cfg["tree"]), chosen)
         return TabularDrafter(self.q, chain_paths(cfg["window"]), chosen)
 
     def prompts(self, rows: int) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specbench.audit import audit, causal, densities, models, recipes, sizes, tiny
+from specbench.audit import audit, densities, models, recipes, sizes, tiny
 from specbench.audit.arguments import ARGUMENTS, COLUMNS, FEWEST, SAMPLES, SLOWER, WORTHWHILE
 from specbench.audit.audit import Measurement, Subject, assemble
 from specbench.audit.densities import DensityPair
@@ -154,12 +154,10 @@ def chosen_models(settings: Mapping[str, Any], kinds: Sequence[bool]) -> list[Su
     names_of = {False: _discrete(), True: tuple(recipes.DENSITIES)}
     names = (*names_of[False], *names_of[True])
     if name := settings.get("audit.model"):
-        names_of[True] += tuple(recipes.CAUSAL)
         if name not in names_of[False] + names_of[True]:
             raise unknown("audit.model", name, [n for kind in kinds for n in names_of[kind]])
         names = (name,)
     modules = {**dict.fromkeys(recipes.TINY, tiny), **dict.fromkeys(recipes.DENSITIES, densities)}
-    modules |= dict.fromkeys(recipes.CAUSAL, causal)
     return [modules.get(name, models).built_in(name) for name in names]
 
 
@@ -195,7 +193,7 @@ def _jobs(
     if suited := _suited(chosen, kinds):
         return list(audits(arguments, suited))
     [named], [continuous] = chosen, kinds
-    names = (*recipes.DENSITIES, *recipes.CAUSAL) if continuous else _discrete()
+    names = recipes.DENSITIES if continuous else _discrete()
     raise UsageError(
         f"{named.name} is a model of {_KIND[not continuous]}, and the method is for {_KIND[continuous]};"
         f" use audit.model={', '.join(names)}"

@@ -57,7 +57,3 @@ DENSITIES = {
     "d2t3": DensityRecipe(dim=2, length=3, steps=6, bend=1.0, distance=0.45, seed=3),
     "d2t4": DensityRecipe(dim=2, length=4, steps=5, bend=1.5, distance=0.25, seed=4),
 }
-
-#: Real causal models of continuous tokens (`causal`) -> the distance of the drafter's weights from the target's, in
-#: units of their standard deviation. They are audited only by name, because not every rule is for causal models.
-CAUSAL = {"nextstep_tiny": 0.15}

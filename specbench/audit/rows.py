@@ -40,8 +40,8 @@ def described(cfg: Mapping[str, Any], model: Subject | DensityPair) -> dict[str,
     declared = frozenset().union(*(parameters.declared(part, cfg[part]) for part in parameters.PARTS))
     declared -= {"drafter", "rule", "drafter_weights"}  # an audit's models have their own drafters
     declared -= {"verification"} if cfg["verification"] == "token" else set()
-    later = ("entropy_temperature", "top_n_sigma")  # rows of earlier versions do not have them
-    sampling = [name for name in sampling_names if name not in later or cfg.get(name) is not None]
+    only_if_set = ("entropy_temperature", "top_n_sigma")
+    sampling = [name for name in sampling_names if name not in only_if_set or cfg.get(name) is not None]
     texts = {name: v if isinstance(v, str) else json.dumps(v, separators=(",", ":")) for name, v in cfg.items()}
     return {
         "method": cfg["method"],

@@ -33,7 +33,7 @@ _FEWEST = 8  # codes
 _APART = 8  # mean squared distance of two codes of the built-in models: about half of them are nearer to a code
 
 #: Parts that are not lossless, by their parameter. Rules other than `exact` are not lossless, either.
-_RELAXED = {"verification": ("segment",), "coupling": ("threshold",), "drafter": ("vvs",)}
+_RELAXED = {"coupling": ("threshold",), "drafter": ("vvs",)}
 
 #: How a model is sampled in addition to temperature 1, for exact rules: filters change the overlap of the drafter's and
 #: the target's distributions, and greedy decoding has separate code.
@@ -68,7 +68,6 @@ _DENSITIES: dict[str, tuple[tuple[str, ...], ...]] = {
     "d1t5": (("gamma=2", "prefill=0.4"), ("gamma=3", "criterion=exact")),
     "d2t3": (("gamma=1",), ("gamma=1", "temperature=0.7")),
     "d2t4": (("gamma=2",), ("gamma=2", "criterion=exact", "align=false")),
-    "nextstep_tiny": (("gamma=2",), ("gamma=2", "prefill=0.3", "temperature=0.8"), ("gamma=2", "criterion=exact")),
 }
 
 
@@ -147,9 +146,6 @@ def _drafts(cfg: Mapping[str, Any], given_keys: set[str], model: Subject) -> Ite
             yield (f"window={max(long, 6)}", "width=2", "depth=3")
     elif "first_row" in declared:  # rows in parallel; the last one is raster order
         yield from (("window=1", "first_row=overlap"), ("window=2",), (f"window={length}",))
-        return
-    elif "t_ctx" in declared:  # rows in parallel, and one at a time
-        yield from (("window=2", "t_ctx=1"), ("window=2", f"t_ctx={length}"))
         return
     elif "window" in declared:
         yield from ((f"window={window}",) for window in lengths)

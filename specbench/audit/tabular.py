@@ -12,14 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from specbench.decoding.drafters.adaptive import AdaptiveEagle
 from specbench.decoding.drafters.dynamic import Eagle2, Grown
 from specbench.decoding.drafters.eagle import EagleState, Entries
 from specbench.decoding.drafters.vvs import VVS
 from specbench.decoding.loop import StepResult, last_token
 from specbench.decoding.parallel_positions import ParallelPositions
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.sampling import Distributions, Sampling, draw, draw_distinct, draw_several
+from specbench.decoding.sampling import Distributions, Sampling, draw, draw_distinct
 from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import Path, build
 from specbench.decoding.verify import DRAFT, Draft, VerificationResult
@@ -200,24 +199,23 @@ class TabularState:
 
 
 class TabularDrafter:
-    """Drafts a chain or static tree from its own tables. The children are sampled without replacement, with
-    `replacement`, or, with `chosen`, they are the most probable tokens.
+    """Drafts a chain or static tree from its own tables. The children are sampled without replacement or, with
+    `chosen`, they are the most probable tokens.
 
     It is not `drafters.eagle.Eagle` or `Medusa` with tables: a vocabulary may have fewer tokens than a node has
     children, random numbers are drawn per node, not per depth, and Medusa's heads do not know the path.
     """
 
-    def __init__(self, tables: Tables, paths: list[Path], chosen: bool = False, replacement: bool = False) -> None:
+    def __init__(self, tables: Tables, paths: list[Path], chosen: bool = False) -> None:
         self.lookup, self.tree = _Lookup(tables), build(paths).to(tables[0].device)
-        self.chosen, self.replacement = chosen, replacement
-        self.shape = DraftShape(self.tree, samples_siblings=not chosen)
+        self.chosen, self.shape = chosen, DraftShape(self.tree)
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> TabularState:
         return TabularState(sampling, rng, sampling.probs(self.lookup.logits))
 
     def propose(self, state: TabularState, history: Tensor, num_committed: Tensor, step: Tensor) -> Draft:
         tree, lookup, size = self.tree, self.lookup, self.lookup.size
-        greedy = state.sampling.temperature == 0 and not tree.is_chain and not self.replacement
+        greedy = state.sampling.temperature == 0 and not tree.is_chain
         tokens = history.new_zeros(len(num_committed), tree.nodes)
         tokens[:, :1] = last_token(history, num_committed)
         valid = torch.ones_like(tokens, dtype=torch.bool)
@@ -229,10 +227,8 @@ class TabularDrafter:
             probs = lookup.rows(state.probs, codes[node], number)
             draft_probs.append(probs)
             kids = [k for k in tree.children[0, i].tolist() if k >= 0]
-            picked = len(kids) if self.replacement else min(len(kids), size)
-            if self.replacement:
-                picks = draw_several(probs, state.rng.uniform(step, DRAFT + i, picked))
-            elif self.chosen or greedy:
+            picked = min(len(kids), size)
+            if self.chosen or greedy:
                 picks = lookup.rows(lookup.table, codes[node], number).topk(picked, dim=-1).indices
             elif len(kids) == 1:
                 picks = draw(probs, state.rng.uniform(step, DRAFT + i, 1)[:, 0])[:, None]
@@ -244,7 +240,7 @@ class TabularDrafter:
                 if kid in inner:
                     codes[kid] = lookup.after(codes[node], picks[:, min(k, picked - 1)])
         sampled = torch.zeros_like(valid) if self.chosen or greedy else None
-        return Draft(tree, tokens, torch.stack(draft_probs, 1), valid, sampled, replacement=self.replacement)
+        return Draft(tree, tokens, torch.stack(draft_probs, 1), valid, sampled)
 
     def commit(self, state: TabularState, outcome: StepResult) -> None:
         pass
@@ -312,10 +308,6 @@ class _GrownOnce(Grown, _TableEntries):
 
 class TabularGrower(_GrownOnce, Eagle2):
     """EAGLE-2 with draft tables instead of the network."""
-
-
-class TabularAdaptive(AdaptiveEagle, _TableEntries):
-    """The drafter eagle_adaptive with draft tables instead of the network."""
 
 
 class TabularVVS(_GrownOnce, VVS):

@@ -63,6 +63,13 @@ def named(name: str) -> dict[str, Device]:
     return {full: DEVICES[full]}
 
 
+def of_name(device_name: str) -> str:
+    """The name in `DEVICES` of a device by its driver's name, or this name if the device is not known."""
+    squeezed = device_name.lower().replace(" ", "")
+    known = [name for name in DEVICES if all(part in squeezed for part in name.split("_"))]
+    return max(known, key=len, default=device_name)
+
+
 def only_dry(device_for: object, dry_run: bool) -> None:
     """UsageError if a dry run's device is given without --dry-run."""
     if device_for and not dry_run:

@@ -1,11 +1,10 @@
-"""What a configuration needs of a GPU, from shapes alone: weights, cache, peak memory, launches and the memory floor of
-a step. Nothing is fetched and no weights are created: the real loop runs on fake tensors (`bench.shapes`)."""
+"""What a configuration needs of a GPU, from shapes alone: weights, state, peak memory, and the memory floor of a step.
+Nothing is fetched and no weights are created: the real loop runs on fake tensors (`bench.shapes`)."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 from unittest import mock
 
@@ -17,28 +16,16 @@ from torch.utils._pytree import tree_leaves
 from specbench.bench import floor
 from specbench.bench.devices import Device
 from specbench.bench.measure import position_of
-from specbench.bench.shapes import (
-    DEVICE,
-    WARMUP,
-    Launches,
-    PartLaunches,
-    Shapes,
-    count_step,
-    count_trajectory,
-    engine_on_shapes,
-    has_triton,
-    shapes,
-)
-from specbench.config import parameters
-from specbench.decoding.continuous import GenerationOrder, conditions_of
-from specbench.engine.ops import KVCache
+from specbench.bench.shapes import DEVICE, Shapes, shapes
+from specbench.decoding.continuous import Conditions, GenerationOrder
 from specbench.harness.pipeline import check_engine
-from specbench.models.transformer import FeedForward
 
-GB, TERA = 1e9, 1e12
+GB = 1e9
 #: Estimate of the memory of every process on the device besides its tensors: the CUDA context, loaded kernels and the
 #: workspaces of libraries.
 RUNTIME_GB = 1.0
+#: Steps before the one whose memory counts, as many as before a recording.
+_WARMUP = 2
 
 
 class Memory(TorchDispatchMode):
@@ -82,45 +69,22 @@ def _on_device(x: Any) -> bool:
     return isinstance(x, Tensor) and x.device.type == DEVICE.type
 
 
-@contextmanager
-def _caches() -> Iterator[list[KVCache]]:
-    """The caches that are created inside this context, the target's first."""
-    caches: list[KVCache] = []
-    make = KVCache.__init__
-
-    def noted(cache: KVCache, *args: Any, **kwargs: Any) -> None:
-        make(cache, *args, **kwargs)
-        caches.append(cache)
-
-    with mock.patch.object(KVCache, "__init__", noted):
-        yield caches
-
-
 def plan(cfg: Mapping[str, Any], context: int | None = None) -> dict[str, Any]:
     """The plan of a checked configuration. context: positions before the step (default: the middle of the image). Bytes
     are in GB, 1e9 of them. Parts of the peak that only a run can measure are estimates, and named so."""
     check_engine(cfg)
-    recorded = cfg["engine"] != "eager"
-    fused = cfg["engine"] == "triton" and has_triton()
-    on_shapes = shapes(cfg, engine_on_shapes("triton" if fused else "graph"))
-    if parameters.is_continuous("model", cfg["model"]):
-        values = _continuous(cfg, on_shapes)
-    else:
-        values = _discrete(cfg, on_shapes, context)
+    on_shapes = shapes(cfg)
+    values, above = _continuous(cfg, on_shapes) if on_shapes.continuous else _discrete(cfg, on_shapes, context)
+    model = on_shapes.pipeline.model
+    bytes_each = torch.empty((), dtype=model.dtype).element_size()
     weights = {name: floor.nbytes(network) / GB for name, network in on_shapes.networks.items()}
-    bytes_each = torch.empty((), dtype=on_shapes.pipeline.model.dtype).element_size()
-    weights |= {name: count * bytes_each / GB for name, count in on_shapes.pipeline.model.absent().items()}
-    above = values.pop("above")
-    state = values.pop("resident") / GB
-    states = state * (
-        2 if recorded else 1
-    )  # a later batch is prefilled, then copied into the memory of the recorded one
+    weights |= {name: count * bytes_each / GB for name, count in model.absent().items()}
+    state, total = values.pop("resident") / GB, sum(weights.values())
     extra = {name: size / GB for name, size in above.items()}
-    if recorded:
-        step, transient = extra["step"], max(extra["prefill"], extra["pixels"])  # a graph keeps its memory
-    else:
-        step, transient = 0.0, max(extra.values())
-    total = sum(weights.values())
+    if cfg["engine"] == "eager":
+        peak = total + state + max(extra.values())
+    else:  # a graph keeps the memory of its step, and a later batch is prefilled beside the state of the recorded one
+        peak = total + 2 * state + extra["step"] + max(extra["prefill"], extra["pixels"])
     return {
         **{name: cfg[name] for name in ("model", "method", "drafter", "rule", "batch", "dtype", "engine")},
         "resolution": on_shapes.pipeline.resolution,
@@ -130,75 +94,48 @@ def plan(cfg: Mapping[str, Any], context: int | None = None) -> dict[str, Any]:
         "state_gb": state,
         **{f"{name}_estimate_gb": size for name, size in extra.items()},
         "runtime_estimate_gb": RUNTIME_GB,
-        "peak_estimate_gb": total + states + step + transient + RUNTIME_GB,
+        "peak_estimate_gb": peak + RUNTIME_GB,
     }
 
 
-def uncounted(engine: str) -> str | None:
-    """Why the launches of an engine cannot be counted here, or None if they can."""
-    if engine == "compiled":
-        return "Inductor chooses the kernels on the device"
-    return "engine=triton needs Triton" if engine == "triton" and not has_triton() else None
-
-
-def _discrete(cfg: Mapping[str, Any], on_shapes: Shapes, context: int | None) -> dict[str, Any]:
-    memory, pipeline = Memory(), on_shapes.pipeline
-    target, drafter, above = pipeline.model.target, pipeline.config.drafter, {}
-    rows = int(cfg["batch"]) * (2 if pipeline.config.sampling.guided else 1)
+def _discrete(cfg: Mapping[str, Any], on_shapes: Shapes, context: int | None) -> tuple[dict[str, Any], dict[str, int]]:
+    """Values, and the bytes above the state that each part needs."""
+    pipeline, memory, above = on_shapes.pipeline, Memory(), {}
+    target, drafter = pipeline.model.target, pipeline.config.drafter
     codes = target.length if target.grammar is None else len(target.grammar.free)
-    with on_shapes.entered(), _caches() as caches:
-        clock = PartLaunches()
-        for part in (module for network in on_shapes.networks.values() for module in network.modules()):
-            if isinstance(part, FeedForward):
-                part.joined()  # like fused kernels: in the memory of the weights, so it is no state of a step
-        with memory:
-            decoding = pipeline.images(on_shapes.conditioning, on_shapes.rng, clock)
-            above["prefill"] = memory.above()
-            for _ in range(WARMUP):
-                decoding.step()
-            above["step"] = memory.above()
-            resident = memory.live
-            if not parameters.no_pixels(cfg):
-                _pixels(on_shapes, codes)
-            above["pixels"] = memory.above()
-        launches = count_step(decoding, clock)
-    at, nodes = position_of(decoding, context), drafter.shape.num_chains(target) * drafter.shape.tree.nodes
-    sizes = [2 * cache.k.numel() * cache.k.element_size() / GB for cache in caches]
+    rows = int(cfg["batch"]) * (2 if pipeline.config.sampling.guided else 1)
+    with on_shapes.entered(), memory:
+        decoding = pipeline.images(on_shapes.conditioning, on_shapes.rng)
+        above["prefill"] = memory.above()
+        for _ in range(_WARMUP):
+            decoding.step()
+        above["step"] = memory.above()
+        resident = memory.live
+        _pixels(on_shapes, codes)
+        above["pixels"] = memory.above()
+    at = position_of(decoding, context)
     read = floor.of_target(target) + floor.of_cache(target, rows, at), floor.of_drafts(drafter, target)
-    work = nodes * floor.operations(target, rows, at), 2 * rows * read[1] // target.output.weight.element_size()
     return {
         "rows": rows,
         "tokens": pipeline.tokens_per_image,
         "context": at,
-        "nodes": nodes,
-        "cache_gb": sizes[0],
-        "draft_cache_gb": sum(sizes[1:]),
-        "logits_gb": rows * nodes * target.vocab_size * target.output.weight.element_size() / GB,
-        "launches": None if uncounted(cfg["engine"]) else launches,
+        "nodes": drafter.shape.num_chains(target) * drafter.shape.tree.nodes,
         "reads_gb": {"forward": read[0] / GB, "draft": read[1] / GB, "step": sum(read) / GB},
-        "tera_operations": {"forward": work[0] / TERA, "draft": work[1] / TERA, "step": sum(work) / TERA},
         "resident": resident,
-        "above": above,
-    }
+    }, above
 
 
-def _continuous(cfg: Mapping[str, Any], on_shapes: Shapes) -> dict[str, Any]:
+def _continuous(cfg: Mapping[str, Any], on_shapes: Shapes) -> tuple[dict[str, Any], dict[str, int]]:
     """The target's pass over all images with their drafts, and steps of the diffusion head."""
-    memory, pipeline, above = Memory(), on_shapes.pipeline, {}
-    model, gamma, rows = pipeline.model.target, pipeline.rule.gamma, int(cfg["batch"])
-    length = model.length
-    launches = Launches()
-    with on_shapes.entered(), memory, _caches() as caches:
-        conditions = conditions_of(
-            session := model.open(on_shapes.conditioning, rows), GenerationOrder.raster(rows, length, DEVICE)
-        )
+    pipeline, memory, above, rows = on_shapes.pipeline, Memory(), {}, int(cfg["batch"])
+    model, gamma, length = pipeline.model.target, pipeline.rule.gamma, pipeline.model.target.length
+    with on_shapes.entered(), memory:
+        session = model.open(on_shapes.conditioning, rows)
+        conditions = Conditions(session, GenerationOrder.raster(rows, length, DEVICE))
         tokens = torch.zeros(rows, length + 1, model.dim, device=DEVICE)
         row = torch.arange(rows, device=DEVICE)
         memory.above()
-        with launches.watching():
-            launches.counting = True
-            z = conditions.following(tokens, row, torch.zeros_like(row), gamma + 1, length)
-            launches.counting = False
+        z = conditions.following(tokens, row, torch.zeros_like(row), gamma + 1, length)
         above["prefill"] = memory.above()
         states = torch.zeros(min(8192, max(1, gamma * model.steps) * rows), model.dim, device=DEVICE)
         index = states[:, 0].long()
@@ -207,26 +144,13 @@ def _continuous(cfg: Mapping[str, Any], on_shapes: Shapes) -> dict[str, Any]:
         del states, index, z
         _pixels(on_shapes, length)
         above["pixels"] = memory.above()
-    cache_bytes = [2 * cache.k.numel() * cache.k.element_size() for cache in caches]
-    read = {"forward": floor.of_pass(model) + sum(cache_bytes) // 2, "diffusion_step": floor.of_diffusion_step(model)}
-    guided = rows * model.halves
-    positions = {"forward": model.pass_positions(gamma + 1), "diffusion_step": 1}
-    element_bytes = torch.empty((), dtype=pipeline.model.dtype).element_size()
     return {
-        "rows": guided,
+        "rows": rows * model.halves,
         "tokens": length,
         "nodes": gamma + 1,
-        "launches": {
-            "forward": {"layers": launches.layers.total(), "outside": launches.outside.total()},
-            "diffusion_step": count_trajectory(cfg),
-        },
-        "reads_gb": {name: size / GB for name, size in read.items()},
-        "tera_operations": {
-            name: 2 * guided * positions[name] * size / element_bytes / TERA for name, size in read.items()
-        },
+        "reads_gb": {"forward": floor.of_pass(model) / GB, "diffusion_step": floor.of_diffusion_step(model) / GB},
         "resident": memory.live,
-        "above": above,
-    }
+    }, above
 
 
 def _pixels(on_shapes: Shapes, codes: int) -> None:
@@ -251,40 +175,21 @@ def on_devices(planned: Mapping[str, Any], chosen: Mapping[str, Device]) -> dict
 def describe(planned: Mapping[str, Any]) -> str:
     """A plan as text, including its `devices`."""
     p = planned
-    head = f"{p['model']}, {p['method']}, batch {p['batch']}, {p['dtype']}, engine={p['engine']}"
     parts = ", ".join(f"{name} {size:.3f}" for name, size in p["weights_gb"].items())
-    lines = [f"{head}: {p['nodes']} nodes a step", _line("weights", p["all_weights_gb"], parts)]
-    if "cache_gb" in p:
-        lines.append(_line("cache", p["cache_gb"], f"{p['rows']} sequences at the end of the image"))
-        lines.append(_line("drafter's cache", p["draft_cache_gb"], ""))
-        lines.append(_line("logits", p["logits_gb"], "of a step"))
     estimates = ", ".join(f"{name} {p[f'{name}_estimate_gb']:.3f}" for name in ("prefill", "step", "pixels", "runtime"))
-    lines.append(_line("peak, estimate", p["peak_estimate_gb"], f"in addition to weights and state: {estimates}"))
-    launches = p["launches"]
-    if launches is None:
-        lines.append(f"  launches cannot be counted: {uncounted(p['engine'])}")
-    elif "diffusion_step" in launches:
-        layers, outside = launches["forward"].values()
-        lines.append(f"  launches: {layers + outside} per pass of the target ({layers} in the layers),")
-        lines.append(f"            {launches['diffusion_step']} per diffusion step")
-    else:
-        total = launches["layers"] + launches["outside"]
-        lines.append(
-            f"  launches of a step: {total} ({launches['layers']} in the layers, {launches['outside']} outside)"
-        )
-    where = f" at position {p['context']}" if "context" in p else ""
     reads = ", ".join(f"{name.replace('_', ' ')} {size:.3f}" for name, size in p["reads_gb"].items())
-    lines.append(f"  reads{where}, GB: {reads}")
-    names = list(p["reads_gb"])
-    lines.append(
-        f"  floor, ms   {'GB/s':>6}  " + "".join(f"{name.replace('_', ' '):>16}" for name in names) + "   fits"
-    )
+    parts_of_step = "".join(f"{name.replace('_', ' '):>16}" for name in p["reads_gb"])
+    where = f" at position {p['context']}" if "context" in p else ""
+    lines = [
+        f"{p['model']}, {p['method']}, batch {p['batch']}, {p['dtype']}, {p['engine']}: {p['nodes']} nodes a step",
+        f"  {'weights':14} {p['all_weights_gb']:9.3f} GB   {parts}",
+        f"  {'state':14} {p['state_gb']:9.3f} GB   caches and buffers of {p['rows']} sequences",
+        f"  {'peak, estimate':14} {p['peak_estimate_gb']:9.3f} GB   weights and state, and above them: {estimates}",
+        f"  reads{where}, GB: {reads}",
+        f"  floor, ms   {'GB/s':>6}  {parts_of_step}   fits",
+    ]
     for name, device in p["devices"].items():
-        floors = "".join(f"{device[f'{part}_floor_ms']:16.3f}" for part in names)
+        floors = "".join(f"{device[f'{part}_floor_ms']:16.3f}" for part in p["reads_gb"])
         fits = {True: "yes", False: "no", None: ""}[device["fits"]]
         lines.append(f"  {name:10s}  {device['bandwidth_gb_s']:6.0f}  {floors}   {fits}")
     return "\n".join(lines)
-
-
-def _line(name: str, size: float, more: str) -> str:
-    return f"  {name:16s} {size:9.3f} GB   {more}".rstrip()

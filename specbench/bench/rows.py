@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from specbench.config import parameters, plugins
 from specbench.rows import provenance
-from specbench.rows.summary import with_error
 from specbench.storage import origin
 from specbench.storage.csv_text import RowFile
 
@@ -90,7 +89,8 @@ COLUMNS = {
     "plugins": plugins.MEANING,
 }
 
-_OF_PROBE = {
+#: What was measured, for rows about the distributions of a model.
+OF_PROBE = {
     "config_hash": "hash of the configuration, computed as for a run",
     "time": "when it was measured, UTC",
     "specbench": "version",
@@ -106,7 +106,8 @@ _OF_PROBE = {
     "cfg_scale": "guidance scale",
     "images": "images",
 }
-_WHERE = {
+#: The device and the versions of a probe.
+WHERE = {
     "device": "device",
     "device_name": "its name",
     "torch": "version of PyTorch",
@@ -117,7 +118,7 @@ _WHERE = {
 }
 
 PROBE_COLUMNS = {
-    **_OF_PROBE,
+    **OF_PROBE,
     "top_probabilities": "JSON list: mean mass of the 1, 2, ..., 100 most probable tokens",
     "entropy": "mean entropy of a distribution, nats",
     "entropy_stderr": "its standard error over images",
@@ -125,42 +126,11 @@ PROBE_COLUMNS = {
     " positions before the last one",
     "tv_by_distance_stderr": "their standard errors over images",
     "width": "tokens in a row of the image",
-    **_WHERE,
+    **WHERE,
 }
-#: Columns for rules replayed on the chains of one exact run (`rounds`). Standard errors are jackknifed over images.
-ROUND_COLUMNS = {
-    **_OF_PROBE,
-    "top_k": "top-k of the decoding and of the distributions",
-    "top_p": "top-p of the decoding and of the distributions",
-    "drafter": "drafter of the chains",
-    "drafter_weights": "the parameter drafter_weights",
-    "window": "length of the chains",
-    "rule": "the rule, here by name: exact, uniform, cool or band",
-    "parameters": "its parameter; for exact, the verification and the number of tokens of the chains that it gets",
-    "decay": "JSON list: a band's decay by depth; the last row of a strength has the full dynamic programme's",
-    "tokens_per_round": "expected tokens per round",
-    "tokens_per_round_stderr": "its standard error",
-    "tokens_over_token": "for exact decoding: tokens_per_round / tokens_per_round of token-wise verification at the"
-    " same length",
-    "tokens_over_token_stderr": "its standard error; the chains are the same",
-    "kl": "KL(emitted || target) per token, nats",
-    "kl_stderr": "its standard error",
-    "kl_over_uniform": "kl / kl of UniformRSD at as many tokens per round; empty outside of its range",
-    "kl_over_uniform_stderr": "its standard error; the chains are the same",
-    **_WHERE,
-}
-
-#: Columns of a replayed rule that are printed, with labels and decimals.
-_SHOWN = (
-    ("tokens_per_round", "tokens per round", 3),
-    ("tokens_over_token", "over token-wise", 3),
-    ("kl", "KL", 4),
-    ("kl_over_uniform", "over UniformRSD's", 3),
-)
 
 ROWS = RowFile(COLUMNS, "benchmarks")
 PROBES = RowFile(PROBE_COLUMNS, "probes")
-ROUNDS = RowFile(ROUND_COLUMNS, "replayed rounds")
 
 
 def row(cfg: Mapping[str, Any], values: Mapping[str, Any], forced: float | None = None) -> dict[str, Any]:
@@ -176,24 +146,19 @@ def row(cfg: Mapping[str, Any], values: Mapping[str, Any], forced: float | None 
         "by_nodes": json.dumps(by_nodes) if by_nodes else None,
         "node_cost": json.dumps({n: round(ms / least, 4) for n, ms in by_nodes.items()}) if least else None,
     }
-    return _row(cfg, {**values, **derived}, COLUMNS)
+    return complete(cfg, {**values, **derived}, COLUMNS)
 
 
 def probe(cfg: Mapping[str, Any], offsets: int = OFFSETS) -> dict[str, Any]:
     """The row of a probed configuration."""
     from specbench.bench import distributions
 
-    return _row(cfg, distributions.measure(cfg, offsets), PROBE_COLUMNS)
+    return complete(cfg, distributions.measure(cfg, offsets), PROBE_COLUMNS)
 
 
-def rounds(cfg: Mapping[str, Any], strengths: Sequence[float]) -> list[dict[str, Any]]:
-    """The rows of replayed rounds of a checked configuration with a drafter."""
-    from specbench.bench import rounds as replay
-
-    return [_row(cfg, values, ROUND_COLUMNS) for values in replay.measure(cfg, strengths)]
-
-
-def _row(cfg: Mapping[str, Any], measured: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+def complete(cfg: Mapping[str, Any], measured: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """The row of a configuration: the columns that `measured` lacks are those of the configuration, and where and when
+    it was measured."""
     from specbench.harness.pipeline import resolve_device
 
     values = {
@@ -282,19 +247,4 @@ def describe_probe(row: Mapping[str, Any]) -> str:
     ]
     if moved:
         lines.append("total variation by distance: " + ", ".join(f"{i}: {tv:.3f}" for i, tv in enumerate(moved, 1)))
-    return "\n".join(lines)
-
-
-def describe_rounds(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Replayed rounds as text, one line per rule."""
-    first = rows[0]
-    lines = [f"{first['model']}, {first['drafter']}, chains of {first['window']}, {first['images']} images"]
-    for row in rows:
-        cells = [
-            f"{label} {with_error(row[name], row[f'{name}_stderr'], digits)}"
-            for name, label, digits in _SHOWN
-            if row[name] is not None and not (name == "kl" and row["rule"] == "exact")
-        ]
-        decay = [f"decay={row['decay']}"] if row["decay"] else []
-        lines.append(f"{row['rule']} {row['parameters']:27} " + ", ".join([*cells, *decay]))
     return "\n".join(lines)

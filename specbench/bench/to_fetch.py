@@ -1,5 +1,5 @@
-"""What runs must fetch before they start: files with their sizes, logins, licences, and the commands in order. It
-contacts no server."""
+"""What runs must fetch before they start: files with their sizes, licences, and the commands in order. It contacts no
+server."""
 
 from __future__ import annotations
 
@@ -24,19 +24,12 @@ from specbench.storage.sources import Part
 
 @dataclass(frozen=True)
 class Fetch:
-    """The missing files of one folder. command: fetches them; login: False if its pages were read without a login, None
-    if that is unknown."""
+    """The missing files of one folder, and the command that fetches them. sizes: bytes by name, 0 if unknown."""
 
     what: str
     sizes: Mapping[str, float]
-    unknown: Sequence[str]
     licence: str
-    login: bool | None
     command: str
-
-    def lines(self) -> Iterator[str]:
-        yield f"{self.what} ({self.licence})"
-        yield from (f"  {line}" for line in sources.sized(self.sizes, self.unknown))
 
 
 def missing(runs: Sequence[PlannedRun]) -> list[Fetch]:
@@ -48,24 +41,23 @@ def missing(runs: Sequence[PlannedRun]) -> list[Fetch]:
     return list(fetches.values())
 
 
+def total(fetches: Sequence[Fetch]) -> tuple[float, str]:
+    """The bytes of files, as far as they are known, and as text."""
+    sizes = [size for fetch in fetches for size in fetch.sizes.values()]
+    unknown = f" and {sizes.count(0)} files of unknown size" if 0 in sizes else ""
+    return sum(sizes), f"{format_size(sum(sizes))}{unknown}"
+
+
 def report(runs: Sequence[PlannedRun], command: str) -> tuple[float, list[str]]:
     """Bytes to fetch, as far as known, and the text."""
-    fetches = missing(runs)
-    total, unknown = sum(sum(each.sizes.values()) for each in fetches), sum(len(each.unknown) for each in fetches)
-    lines = [f"download  {text}" for each in fetches for text in each.lines()]
-    more = f"; files whose size is not known here: {unknown}" if unknown else ""
-    lines.append(f"download  {format_size(total)} in total{more}" if fetches else "download  nothing")
-    for licence in dict.fromkeys(each.licence for each in fetches):
-        if licence in sources.NON_COMMERCIAL:
-            lines.append(f"licence   {licence}: {sources.NON_COMMERCIAL[licence]}")
-    if fetches:
-        unclear = ", ".join(dict.fromkeys(each.what.rpartition(" ")[2] for each in fetches if each.login is None))
-        lines.append(f"login     {_LOGIN}{f'; unknown for {unclear}' if unclear else ''}")
-    steps = [*_commands(fetches), *_references(runs), command]
-    return total, [*lines, *(f"{'then' if i else 'first':9} {text}" for i, text in enumerate(dict.fromkeys(steps)))]
-
-
-_LOGIN = "not needed for files whose size is listed; if a fetch asks, accept the terms on its page and `hf auth login`"
+    fetches, lines = missing(runs), []
+    for fetch in fetches:
+        lines.append(f"download  {fetch.what} ({sources.restricted(fetch.licence)})")
+        lines += [f"download    {sources.sized(size):>12}  {name}" for name, size in fetch.sizes.items()]
+    size, text = total(fetches)
+    lines.append(f"download  {f'{text} in total' if fetches else 'nothing'}")
+    steps = dict.fromkeys([*_commands(fetches), *_references(runs), command])
+    return size, [*lines, *(f"{'then' if i else 'first':9} {text}" for i, text in enumerate(steps))]
 
 
 def _commands(fetches: Sequence[Fetch]) -> list[str]:
@@ -80,30 +72,25 @@ def _commands(fetches: Sequence[Fetch]) -> list[str]:
 
 
 def _part(what: str, part: Part, command: str) -> Fetch:
-    login = False if part.known_sizes else None
-    return Fetch(f"{what} from {part.repository}", part.known_sizes, part.unknown_sizes, part.licence, login, command)
+    return Fetch(f"{what} from {part.repository}", part.known_sizes, part.licence, command)
 
 
 def _of_model(cfg: Mapping[str, Any]) -> Iterator[Fetch]:
-    folder = registry.weights_folder(cfg)
-    source = None if folder is None else registry.model_sources().get(cfg["model"])
+    folder, source = registry.weights_folder(cfg), registry.model_sources().get(cfg["model"])
     if folder is None or source is None:
         return
     size = str(cfg.get("size"))
     for name in registry.needed_folders(cfg):
-        part = sources.part_of(source, name)
-        if name == "target" and size in source.sizes:
-            part = source.sizes[size]
         if (folder / name).is_dir():
             continue
+        part = source.sizes[size] if name == "target" and size in source.sizes else sources.part_of(source, name)
+        what = f"{name}/ of {cfg['model']}"
         if part is None:
-            training = registry.training(cfg["model"], name)
-            command = training or f"put {name}/ there"
-            yield Fetch(f"{name}/ of {cfg['model']}", {}, (), "not published", False, command)
-            continue
-        drafters = [] if name in source.parts else [cfg["drafter"]]
-        command = fetching(cfg["model"], size if size in source.sizes else None, cfg["weights"], drafters)
-        yield _part(f"{name}/ of {cfg['model']}", part, command)
+            yield Fetch(what, {}, "not published", registry.training(cfg["model"], name) or f"put {name}/ there")
+        else:
+            drafters = [] if name in source.parts else [cfg["drafter"]]
+            chosen = size if size in source.sizes else None
+            yield _part(what, part, fetching(cfg["model"], chosen, cfg["weights"], drafters))
 
 
 def _of_data(cfg: Mapping[str, Any]) -> Iterator[Fetch]:
@@ -113,10 +100,9 @@ def _of_data(cfg: Mapping[str, Any]) -> Iterator[Fetch]:
     folder = home.expanded(cfg.get("data_dir") or home.data_folder(cfg["data"]))
     record = downloads.FetchRecord(folder)
     if todo := [file for file in data.files if not downloads.is_unpacked(record, file, folder)]:
-        sizes = {file.name: float(file.size) for file in todo}
         more = f" data_dir={_quoted(folder)}" if cfg.get("data_dir") else ""
-        command = f"specbench fetch data={cfg['data']}{more}"
-        yield Fetch(f"data {cfg['data']}", sizes, (), data.licence, False, command)
+        sizes = {file.name: float(file.size) for file in todo}
+        yield Fetch(f"data {cfg['data']}", sizes, data.licence, f"specbench fetch data={cfg['data']}{more}")
 
 
 def _of_metrics(cfg: Mapping[str, Any]) -> Iterator[Fetch]:
@@ -145,11 +131,10 @@ def unmeasured(configs: Iterable[RunConfig]) -> list[str]:
 def _references(runs: Sequence[PlannedRun]) -> list[str]:
     """The commands that compute missing statistics of real images, one per data set and network."""
     needed: dict[str, dict[str, None]] = {}
-    for cfg in (run.config for run in runs):
-        if cfg["reference"] is None:
-            for name in cfg["metrics"]:
-                if issubclass(registry.find("metrics", name), ComparedMetric) and _needs_reference(name, cfg):
-                    needed.setdefault(cfg["data"], {})[name] = None
+    for cfg in (run.config for run in runs if run.config["reference"] is None):
+        for name in cfg["metrics"]:
+            if issubclass(registry.find("metrics", name), ComparedMetric) and _needs_reference(name, cfg):
+                needed.setdefault(cfg["data"], {})[name] = None
     makes = "specbench reference data={} images={} metrics={}".format
     return [makes(data, _images(data), ",".join(names)) for data, names in needed.items()]
 
@@ -173,8 +158,6 @@ def _images(data: str) -> str:
 def _quoted(path: Path) -> str:
     """For a shell; a path below the user's home folder starts with ~, which the commands expand."""
     user_home = Path.home()
-    return (
-        f"~/{shlex.quote(path.relative_to(user_home).as_posix())}"
-        if path.is_relative_to(user_home)
-        else shlex.quote(str(path))
-    )
+    if path.is_relative_to(user_home):
+        return f"~/{shlex.quote(path.relative_to(user_home).as_posix())}"
+    return shlex.quote(str(path))

@@ -22,7 +22,6 @@ def train(line: CommandLine) -> int:
       specbench train drafter=eagle model=llamagen_xl images=laion_coco               LANTERN's recipe
       specbench train drafter=eagle model=lumina_mgpt                                 Cool-SD's: images by the target
       specbench train drafter=eagle recipe=scenes_guided start=embedded               labels under guidance
-      specbench train drafter=cspd model=mar_scenes objective=path_kl                 of continuous tokens
       specbench run method=eagle1 drafter_weights=drafters/llamagen_scenes/eagle      use the result
     """
     if not line.others:

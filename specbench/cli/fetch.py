@@ -10,8 +10,7 @@ from typing import Any
 from specbench.cli.arguments import Argument, Arguments, CommandLine, command
 from specbench.config import parameters, registry
 from specbench.errors import UsageError, unknown
-from specbench.storage import fetching, home, sources
-from specbench.storage.files import format_size
+from specbench.storage import downloads, home, sources
 from specbench.storage.sources import Data, Part
 
 _OF = {
@@ -72,7 +71,7 @@ def main(line: CommandLine) -> int:
         if line["--dry-run"]:
             print("\n".join(_origins(args)))
         elif "data" in args:
-            fetching.data_set(args["data"], *_data(args), line["--yes"])
+            downloads.fetch_data(args["data"], *_data(args), line["--yes"])
         else:
             _fetch_parts(args, line["--yes"])
     except KeyboardInterrupt:
@@ -85,14 +84,14 @@ def _origins(args: Mapping[str, Any]) -> Iterator[str]:
     if "data" in args:
         data, folder = _data(args)
         yield f"{args['data']} -> {folder}"
-        yield from (f"    {format_size(file.size):>9}  {file.address}" for file in data.files)
+        yield from (f"    {sources.sized(file.size):>12}  {file.address}" for file in data.files)
         yield f"  licence: {data.licence}"
         return
     parts, folder = _parts(args)
     yield f"{args.get('model', args.get('metrics'))} -> {folder}"
     for name, part in parts.items():
         yield f"  {name}/: {part.repository}, {part.revision} ({part.licence})"
-        yield from (f"    {text}" for text in sources.sized(part.known_sizes, part.unknown_sizes))
+        yield from (f"    {sources.sized(size):>12}  {file}" for file, size in part.known_sizes.items())
         yield from [f"    if they exist: {', '.join(part.also)}"] if part.also else []
 
 
@@ -123,7 +122,7 @@ def _fetch_parts(args: Mapping[str, Any], yes: bool) -> None:
     parts, folder = _parts(args)
     if not parts:
         print(f"{names}: nothing to fetch, these evaluators are part of specbench")
-    elif fetching.parts(names, parts, folder, args.get("revision"), yes, f"{option}=DIR"):
+    elif downloads.fetch_parts(names, parts, folder, args.get("revision"), yes, f"{option}=DIR"):
         arguments = [f"{key}={args[key]}" for key in (kind, "size") if key in args]
         arguments += [f"{option}={folder}"] if folder != default else []
         print(f"{names} is in {folder}: specbench run {' '.join(arguments)} ...")

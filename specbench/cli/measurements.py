@@ -76,8 +76,8 @@ def timed() -> list[str]:
         "-m, --multirun": Argument("flag", "a grid: several values of a parameter, a job for each combination"),
         "--plan": Argument(
             "flag",
-            "measure nothing: memory for weights, caches and peak, the launches and the memory floor of a step, and the"
-            " devices that it fits on, from shapes alone; fetches nothing and needs no GPU",
+            "measure nothing: memory for weights, caches and peak, the memory floor of a step, and the devices that it"
+            " fits on, from shapes alone; fetches nothing and needs no GPU",
         ),
         "bench.steps=": Argument("integer", "steps to time", low=1, high=_MOST, default="30"),
         "bench.context=": Argument(
@@ -190,9 +190,9 @@ def _planned(line: CommandLine, overrides: Sequence[str]) -> list[dict[str, Any]
     return plans
 
 
-#: Parameters that affect a probe. The target draws alone, or with an exact rule and a drafter.
+#: Parameters that affect a probe. The target draws alone.
 ACCEPTED = frozenset(
-    "method drafter drafter_weights window model weights size reduced device dtype data split caption prompts data_dir"
+    "method model weights size reduced device dtype data split caption prompts data_dir"
     " n seed temperature top_k top_p cfg_scale prompt_length instruction suffix negative".split()
 )
 
@@ -200,14 +200,6 @@ ACCEPTED = frozenset(
 @command(
     "probe",
     {
-        "probe.strengths=": Argument(
-            "numbers",
-            "with drafter=: strengths of the bands, as numbers separated by commas, or none",
-            low=0,
-            high=1000,
-            also=("none",),
-            default="0.15,0.25,0.45,0.8,1.2",
-        ),
         "probe.offsets=": Argument(
             "integer", "distances at which a token is hidden, from 1 to this; 0: none", low=0, high=10_000, default="16"
         ),
@@ -221,12 +213,7 @@ def probe(line: CommandLine) -> int:
     it. Takes the parameters of specbench run that belong to the model, the prompts and the sampling. The last line is
     JSON.
 
-    With a drafter of chains (drafter=eagle window=5) it decodes exactly instead, and replays the drafted chains under
-    other rules: tokens per round of token-wise and of block verification by length; tokens per round and divergence of
-    UniformRSD, Cool-SD and bands on the same nodes; and the decay of a band by depth.
-
       specbench probe n=16
-      specbench probe n=32 drafter=eagle window=5
       specbench probe model=llamagen_xl data=coco2017 n=100 out=results/probe/mine.csv
     """
     overrides = command_line.read(line.others)
@@ -235,27 +222,18 @@ def probe(line: CommandLine) -> int:
             raise UsageError(f"a probe has no '{name}': it takes {', '.join(sorted(ACCEPTED | set(probe.by_name)))}")
         if name == "method" and value != "vanilla":
             raise UsageError("in a probe the target draws alone: leave method= out")
-    replays = any(argument.startswith("drafter=") and argument != "drafter=none" for argument in overrides)
-    if (unused := "probe.offsets" if replays else "probe.strengths") in line.given:
-        raise UsageError(f"{unused}= is for a probe {'without' if replays else 'with'} drafter=: leave it out")
     from specbench.bench import rows
 
-    file = rows.ROUNDS if replays else rows.PROBES
     out = line["out"]
     if out is not None:
-        file.read(out)
+        rows.PROBES.read(out)
     others = [argument for argument in overrides if argument != "method=vanilla"]
     from specbench.config import configuration
 
     cfg = configuration.compose([*others, "method=vanilla"])
-    if replays:
-        strengths = line["probe.strengths"]
-        results = rows.rounds(cfg, [] if strengths == "none" else strengths)
-    else:
-        results = [rows.probe(cfg, line["probe.offsets"])]
+    result = rows.probe(cfg, line["probe.offsets"])
     if out is not None:
-        for result in results:
-            file.append(out, result)
-    print(rows.describe_rounds(results) if replays else rows.describe_probe(results[0]))
-    print(json.dumps(results if replays else results[0]))
+        rows.PROBES.append(out, result)
+    print(rows.describe_probe(result))
+    print(json.dumps(result))
     return 0

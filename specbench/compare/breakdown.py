@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from specbench import data
 from specbench.compare import passes
 from specbench.compare.passes import ScoredPass
-from specbench.config import indices, parameters
+from specbench.config import parameters
 from specbench.errors import UsageError, plain
 from specbench.rows import summary, timing
 from specbench.rows.csv_files import aligned
@@ -75,7 +74,7 @@ def of_pass(scored_pass: ScoredPass) -> list[dict[str, Any]]:
     if not scored_pass.baseline and (scored_pass.folder / "baseline.jsonl").is_file():
         vanilla = passes.read(str(scored_pass.folder / "baseline.jsonl")).records
     shared = sorted(images.keys() & vanilla.keys() if vanilla else images)
-    records = _with_categories([images[i] for i in shared], scored_pass.cfg)
+    records = [images[i] for i in shared]
     baseline = [vanilla[i] for i in shared] if vanilla else None
     raster = parameters.in_raster_order(scored_pass.cfg)
     rows = _checked(scored_pass, records, baseline, raster, scored_pass.again)
@@ -84,7 +83,7 @@ def of_pass(scored_pass: ScoredPass) -> list[dict[str, Any]]:
 
 def groups_of(a: ScoredPass, b: ScoredPass, pairs: Sequence[tuple[Record, Record]]) -> tuple[tuple[Group, Group], ...]:
     """The breakdown of A over these pairs, and the breakdown of B with A as its baseline, group by group."""
-    first, second = (_with_categories([pair[side] for pair in pairs], a.cfg) for side in (0, 1))
+    first, second = ([pair[side] for pair in pairs] for side in (0, 1))
     # A's prompts name the groups. B's prompts may differ only in the category of another version.
     second = [replace(y, id=x.id, prompt=x.prompt, category=x.category) for x, y in zip(first, second, strict=True)]
     raster = (
@@ -101,19 +100,6 @@ def _checked(scored_pass: ScoredPass, *arguments: Any) -> list[dict[str, Any]]:
         return breakdown(*arguments)
     except (ValueError, IndexError, TypeError):
         raise UsageError(f"{scored_pass.argument}: the steps in its records are damaged; decode it again") from None
-
-
-def _with_categories(images: Sequence[Record], cfg: Mapping[str, Any]) -> list[Record]:
-    """Adds categories to records of older versions, which have none, from the prompts of the data set if these
-    exist."""
-    if not images or any(r.category is not None for r in images):
-        return list(images)
-    try:
-        items = data.load({**cfg, "n": max(indices.prompt_of(r.index) for r in images) + 1})
-    except (UsageError, KeyError):
-        return list(images)
-    current = [items[indices.prompt_of(r.index)] for r in images]
-    return [replace(r, category=item.kind) if item.prompt == r.prompt else r for r, item in zip(images, current)]
 
 
 def breakdown(

@@ -81,7 +81,7 @@ def _config(path: Path) -> dict[str, Any]:
     """The configuration of a run; its method, drafter and rule are strings."""
     cfg = read_yaml(path, "compare whole folders of runs")
     if all(isinstance(cfg.get(name), str) for name in ("method", "drafter", "rule")):
-        return {"verification": "token"} | cfg  # older configurations have no such parameter
+        return cfg
     raise UsageError(f"{path} is not the configuration of a run; compare folders as specbench run wrote them")
 
 

@@ -124,8 +124,8 @@ def distribution_sentence(extractor: str, test: DistributionTest, comparison: Co
     )
 
 
-#: The two parts of a sentence on distributions that `_verdict` gives, also in the words of older versions.
-_VERDICT = re.compile(r"(?:do not )?differ(?: significantly| beyond chance)?(: the energy distance .*)\(p [^()]*\)\.$")
+#: The two parts of a sentence on distributions that `_verdict` gives.
+_VERDICT = re.compile(r"(?:do not )?differ significantly(: the energy distance .*)\(p [^()]*\)\.$")
 
 
 def _verdict(p: float, p_holm: float, tests: int) -> tuple[str, str]:

@@ -26,14 +26,14 @@ def repeat_of(index: int) -> int:
 def of_run(cfg: Mapping[str, Any]) -> list[int]:
     """The numbers of the images of a run, prompt by prompt: of its first `n` prompts or, with `shard="2/8"`, of every
     eighth of these prompts, starting with the second."""
-    part, parts = map(int, (cfg.get("shard") or "1/1").split("/"))
-    repeats = range(cfg.get("images_per_prompt") or 1)  # older configurations have no such parameter
+    part, parts = map(int, (cfg["shard"] or "1/1").split("/"))
+    repeats = range(cfg["images_per_prompt"])
     return [i + j * STRIDE for i in range(part - 1, cfg["n"], parts) for j in repeats]
 
 
 def of_row(row: Mapping[str, Any]) -> list[int]:
     """The numbers of the images of a row. Its `n` counts only the prompts of its shard."""
-    parts = int((row.get("shard") or "1/1").partition("/")[2])
+    parts = int((row["shard"] or "1/1").partition("/")[2])
     return of_run({**row, "n": row["n"] * parts})
 
 

@@ -16,8 +16,7 @@ Kind = Literal["integer", "integers", "number", "numbers", "string", "text", "fl
 
 #: Keys of the files in conf/ that are not parameters of a run: Hydra's own, and keys that describe a choice.
 METADATA = frozenset(
-    "hydra kind world preferred network variants raster parameters drawn implementation assets shape"
-    " files pixels".split()
+    "hydra kind world preferred network variants raster parameters drawn implementation assets shape files".split()
 )
 
 #: Bounds of counts that a run keeps in memory before its work starts. Realistic runs stay well below.

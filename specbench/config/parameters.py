@@ -147,22 +147,8 @@ def world(group: str, name: str) -> str | None:
     return ((values.get(name) or {}) if group == "metrics" else values).get("world")
 
 
-def no_pixels(cfg: Mapping[str, Any]) -> str:
-    """One sentence on what a run of a model without a pixel decoder measures; "" for other models."""
-    if content("model", str(cfg["model"])).get("pixels", True):
-        return ""
-    return (
-        f"{cfg['model']} produces tokens, and the stage that draws its images is not part of specbench: a run measures"
-        " tokens, steps and time, its image files contain one pixel per token, and metrics of images need stored images"
-        " (specbench evaluate)"
-    )
-
-
 def check_measurable(cfg: Mapping[str, Any]) -> None:
-    """UsageError for metrics of a model without pixels, and for a metric of an embedded world with a model outside it,
-    for which it has no meaning."""
-    if cfg["metrics"] and (reason := no_pixels(cfg)):
-        raise UsageError(f"{reason}: use metrics=none")
+    """UsageError for a metric of an embedded world with a model outside it, for which it has no meaning."""
     for name in cfg["metrics"]:
         if (metric_world := world("metrics", name)) not in (None, world("model", cfg["model"])):
             raise UsageError(

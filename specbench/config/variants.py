@@ -21,27 +21,6 @@ from typing import Any
 from specbench.config import parameters
 from specbench.errors import unknown
 
-#: Parameters that older configurations do not have, and the values that correspond to their behaviour. A hash omits
-#: these values.
-ADDED: dict[str, Any] = {
-    "fresh": "uniform",
-    "stored": "new",
-    "siblings": "stored",
-    "branch": "always",
-    "plain_until": 0,
-    "plain_from": None,
-    "tau": 0.5,
-    "ranking": "full",
-    "entropy_temperature": None,
-    "top_n_sigma": None,
-    "images_per_prompt": 1,
-    "shard": None,
-    "timing": None,
-    "emitted_draws": 0,
-    "log": "none",
-    "unconditional": "header",
-}
-
 
 def names(method: str) -> tuple[str, ...]:
     """The variants of a method; () if it has only one version."""
@@ -78,16 +57,6 @@ def departures(cfg: Mapping[str, Any]) -> list[str]:
         if _owned(cfg, name) and cfg[name] != value
     ] + [f"{part} {cfg[part]} (not {preset})" for part, preset in parameters.method_choices(method).items()
          if values and part in parameters.PARTS and cfg[part] != preset]  # fmt: skip
-
-
-def of_older(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """A stored configuration of an earlier version, completed by the parameters that did not exist then."""
-    cfg = dict(stored)
-    if cfg.get("rule") == "gsd" and "distance" not in cfg:
-        cfg["rule"] = "neighbourhood"
-    wanted = parameters.parameters_of(cfg)
-    absent = ADDED | {"variant": parameters.default("method", str(cfg.get("method")), "variant")}
-    return cfg | {name: value for name, value in absent.items() if name in wanted and name not in cfg}
 
 
 def _owned(cfg: Mapping[str, Any], name: str) -> bool:

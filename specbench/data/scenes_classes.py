@@ -77,12 +77,7 @@ def numbers_in(prompts: Sequence[str], model: str) -> list[int]:
 def portraits(split: str, n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Portraits of the first `n` scenes of a split with one object: images (n, 64, 64, 3) uint8, and class numbers
     (n,) int64."""
-    samples = singles(split, n, seed)
+    every = (scenes.sample(split, index, seed) for index in itertools.count())
+    samples = list(itertools.islice((s for s in every if s.scene.layout == "single"), n))
     labels = np.array([s.scene.labels() for s in samples], dtype=np.int64)
     return np.stack([scenes.draw(s, portrait=True) for s in samples]), numbers_of(labels)
-
-
-def singles(split: str, n: int, seed: int = 0) -> list[worlds.Sample]:
-    """The first `n` scenes of a split with one object."""
-    samples = (scenes.sample(split, index, seed) for index in itertools.count())
-    return list(itertools.islice((s for s in samples if s.scene.layout == "single"), n))

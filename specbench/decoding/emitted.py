@@ -9,8 +9,7 @@ drawn from, e can be computed, whatever was drawn. For one candidate, accepted w
 
 Siblings are drawn without replacement, so what follows a rejection of y depends on y. A node without candidates has e =
 p. The sum over rejected tokens is exact if it has few terms, else it is an average over draws (see `Emitted`). These
-formulas hold for token-wise verification; block verification of a chain emits the same. Other kinds of verification are
-not measured: `selected` relaxes against another q.
+formulas hold for token-wise verification; block verification of a chain emits the same. Traversal is not measured.
 
 e is conditional on everything that determines p, q and the depth of the node. The distribution given the prefix alone
 is an average of such e. By convexity its divergence is at most the mean of their divergences. By the chain rule, the

@@ -66,16 +66,9 @@ def _of_image(trace: dict[str, np.ndarray], steps: int, passes: int) -> dict[str
             field: _rounded(trace[name][:steps][drafts].mean(dtype=np.float64)) if drafts.any() else None
             for field, name in of_draft.items()
         },
-        "select_share": _select(trace["share"][:steps]),
         "draft_passes": passes * steps,
         **_emitted(trace, accepted, offered),
     }
-
-
-def _select(share: np.ndarray) -> float | None:
-    """The mean share of `select` over the steps with a choice; None without any."""
-    chosen = share[~np.isnan(share)]
-    return _rounded(chosen.mean(dtype=np.float64)) if len(chosen) else None
 
 
 def _emitted(trace: dict[str, np.ndarray], accepted: np.ndarray, offered: np.ndarray) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from specbench.decoding.trace import StepStats, Trace, TraceRecorder
 from specbench.decoding.trees import Tree
 from specbench.decoding.verify import Draft, TokenWise, Verification, VerificationResult
 from specbench.decoding.verify.block import BlockVerification
-from specbench.decoding.verify.selected import Selected
 from specbench.engine.clock import Clock, Idle
 from specbench.engine.graph import Eager, Graphs
 from specbench.engine.ops import Kernels
@@ -196,8 +195,7 @@ class Decoding(BatchDecoding[StepStats]):
         draws = config.emitted_draws
         measured = draws and isinstance(config.verification, TokenWise | BlockVerification)
         emitted = Emitted(config.rule, self.rng, draws) if measured and not shape.biased else None
-        selects = isinstance(config.verification, Selected) and shape.height > 0
-        self.recorder = TraceRecorder(rows, self.total, self.reach, device, emitted, selects)
+        self.recorder = TraceRecorder(rows, self.total, self.reach, device, emitted)
         self.state = DecodeState(
             rows,
             self.buffers(),

@@ -181,18 +181,14 @@ def rows_at_once(width: int, lag: int) -> int:
 
 @dataclass
 class Roots:
-    """The chains' first nodes before a pass, all (B, K). line: the chain's line; done: tokens that the line has;
-    length: tokens that it will have; above: tokens of the line above (a full line for the first one); position, token:
-    of the node from which the line continues; live: this node exists; extends: the line is not complete; top: all lines
-    above are complete; stand_in: the node's token does not exist, and `token` replaces it; lead: the chain sees the
-    replacement."""
+    """The chains' first nodes before a pass, all (B, K). position, token: of the node from which the chain's line
+    continues; room: the tokens by which the line can grow, up to its end and not beyond the line above; live: the node
+    exists; extends: the line is not complete; top: all lines above are complete; stand_in: the node's token does not
+    exist, and `token` replaces it; lead: the chain sees the replacement."""
 
-    line: Tensor
-    done: Tensor
-    length: Tensor
-    above: Tensor
     position: Tensor
     token: Tensor
+    room: Tensor
     live: Tensor
     extends: Tensor
     top: Tensor
@@ -220,40 +216,39 @@ class Lines:
         self.owner = torch.arange(rows, device=device).repeat_interleave(len(self.number))
         self.forced = session.forced_tokens
         self.line = self.number.repeat(rows, 1)  # (B, K): of each chain
-        self.progress = torch.zeros(rows, len(first), dtype=torch.int64, device=device)  # tokens of each line
+        self.done = torch.zeros(rows, len(first), dtype=torch.int64, device=device)  # tokens of each line
 
     def buffers(self) -> Buffers:
         """The tensors that steps read or write (see `engine.state`)."""
-        return {"line": Buffer(self.line), "progress": Buffer(self.progress)}
+        return {"line": Buffer(self.line), "done": Buffer(self.done)}
 
     def roots(self, history: Tensor) -> Roots:
         """The chains' first nodes; history (B, *): the committed tokens at their positions."""
         line = self.line.clamp_max(len(self.lengths) - 1)
-        length, before = self.lengths[line], (line - 1).clamp_min(0)
-        done, above = self.progress.gather(1, line), self.progress.gather(1, before)
-        whole, first = self.lengths[before], line == 0
-        above = torch.where(first, self.width, above)
-        top = first | (above >= whole)
+        length, before, first = self.lengths[line], (line - 1).clamp_min(0), line == 0
+        done = self.done.gather(1, line)
+        above = torch.where(first, self.width, self.done.gather(1, before))
+        top = first | (above >= self.lengths[before])
         live = (self.line == line) & (first | (above >= self.needed[line]))
         position = line * self.width + done - 1
-        at = position.clamp_min(0)
-        token = history.gather(1, at)
+        token = history.gather(1, position.clamp_min(0))
         missing = ~top & (done == 0)
         model = torch.where(line > 1, line - 2, before)  # the line whose newest token replaces the missing one
-        newest = model * self.width + self.progress.gather(1, model) - 1
+        newest = model * self.width + self.done.gather(1, model) - 1
         token = torch.where(missing, history.gather(1, newest.clamp_min(0)), token)
         lead = missing
         if self.forced is not None:
             forced = self.forced[(line * self.width - 1).clamp_min(0)]
             token = torch.where(missing & (forced >= 0), forced, token)
             lead = ~top & (missing | (forced >= 0))
-        return Roots(line, done, length, above, position, token, live, live & (done < length), top, missing, lead)
+        room = torch.minimum(length, above) - done
+        return Roots(position, token, room, live, live & (done < length), top, missing, lead)
 
     def parallel_positions(self, at: Roots, valid: Tensor, keys: Tensor, recovers: Tensor) -> ParallelPositions:
         """The positions of chains that begin at `at`. valid (B, K, n): the nodes that exist; the rest: see
         `ParallelPositions`."""
         total, nodes = len(self.position), valid.shape[-1]
-        exists = self.progress.repeat_interleave(self.width, 1)[:, :total] > self.column
+        exists = self.done.repeat_interleave(self.width, 1)[:, :total] > self.column
         offsets = torch.arange(nodes, device=valid.device)
         positions = at.position.unsqueeze(-1) + offsets
         ahead, begin = positions.unsqueeze(-1), at.position + at.stand_in
@@ -270,9 +265,9 @@ class Lines:
         num_lines = len(self.lengths)
         line = self.line.clamp_max(num_lines - 1)
         real, length = self.line == line, self.lengths[line]
-        fed = real & (self.progress.gather(1, line) == length)  # this pass fed the last token of a complete line
-        self.progress.scatter_add_(1, line, kept * real)
-        complete = real & (self.progress.gather(1, line) == length)
-        below = self.progress.gather(1, (line + 1).clamp_max(num_lines - 1)) > 0
+        fed = real & (self.done.gather(1, line) == length)  # this pass fed the last token of a complete line
+        self.done.scatter_add_(1, line, kept * real)
+        complete = real & (self.done.gather(1, line) == length)
+        below = self.done.gather(1, (line + 1).clamp_max(num_lines - 1)) > 0
         below &= line + 1 < num_lines
         self.line += (fed | (complete & ~below)) * len(self.number)

@@ -14,7 +14,7 @@ from specbench.decoding.rng import BITS, TAGS, RandomStreams, exponential
 from specbench.engine.ops import Kernels, sum_last
 
 #: Bits of a probability as an integer: 2**38 times the sum of a distribution times 2**BITS fits in an int64.
-PROBABILITY_BITS = 38
+_PROBABILITY_BITS = 38
 
 
 def draw(probs: Tensor, u: Tensor, kernels: Kernels | None = None) -> Tensor:
@@ -43,7 +43,7 @@ def draw_exactly(probs: Tensor, u: Tensor) -> Tensor:
     a token gets p 2**23 of their 2**23 values, rounded up or down.
     """
     # scaling by a power of two is exact; NaN counts as zero
-    parts = torch.where(probs > 0, probs * 2.0**PROBABILITY_BITS, 0.0).long()
+    parts = torch.where(probs > 0, probs * 2.0**_PROBABILITY_BITS, 0.0).long()
     cdf = parts.cumsum(-1)
     level = ((u * 2.0**BITS).long().unsqueeze(-1) * cdf[..., -1:]) >> BITS  # rounded down: below the sum
     return _first_above(cdf, level)
@@ -52,14 +52,6 @@ def draw_exactly(probs: Tensor, u: Tensor) -> Tensor:
 def _first_above(cdf: Tensor, level: Tensor) -> Tensor:
     """The first token (...) whose cumulative sum, of cdf (..., V), exceeds `level` (..., 1)."""
     return torch.searchsorted(cdf, level, right=True).squeeze(-1).clamp_max(cdf.shape[-1] - 1)
-
-
-def draw_several(probs: Tensor, u: Tensor, kernels: Kernels | None = None) -> Tensor:
-    """Tokens (..., K) drawn from distributions (..., V) with replacement, like `draw`, with uniforms u (..., K)."""
-    if kernels is None and probs.device.type == "cpu":
-        cdf = probs.cumsum(-1)
-        return torch.searchsorted(cdf, u * cdf[..., -1:], right=True).clamp_max(cdf.shape[-1] - 1)
-    return draw(probs.unsqueeze(-2).expand(*u.shape, -1), u, kernels)
 
 
 def draw_distinct(probs: Tensor, u: Tensor, count: int) -> Tensor:

@@ -17,7 +17,6 @@ class DraftShape:
     tree: the topology of the drafts. For trees that change from step to step, a tree with as many nodes and the same
         height.
     passes: forward passes of a drafter network in a step.
-    samples_siblings: siblings are sampled as the parameter `select_from` says, with replacement or in pairs.
     carries_over: drafts depend on more than the committed tokens and the step's random numbers. Then only token-wise
         verification is exact.
     biased: tokens are not drawn from the distributions that the drafter reports, or the target's distributions
@@ -29,7 +28,6 @@ class DraftShape:
 
     tree: Tree
     passes: int = 0
-    samples_siblings: bool = False
     carries_over: bool = False
     biased: bool = False
     skips: bool = False

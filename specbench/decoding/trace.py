@@ -31,8 +31,6 @@ class Trace:
     emitted_tv, emitted_kl, emitted_outside, emitted_kl_optimal, emitted_ratio (B, T): for every emitted token, the
     distance of the distribution that it was emitted from to the target's, see `emitted.Emitted.step`; (B, 0) if not
     measured.
-
-    share: see `VerificationResult`; NaN in steps without a choice, (B, 0) if nothing is selected.
     """
 
     accepted: Tensor
@@ -47,7 +45,6 @@ class Trace:
     emitted_outside: Tensor
     emitted_kl_optimal: Tensor
     emitted_ratio: Tensor
-    share: Tensor
 
 
 #: How far the sum of a distribution may be from 1. (float32 over 200,000 tokens is exact to about 1e-5.)
@@ -100,11 +97,9 @@ class TraceRecorder:
         reach: int,
         device: torch.device,
         emitted: Emitted | None = None,
-        selects: bool = False,
     ) -> None:
-        """selects: verdicts have a `share`."""
         self.total, self.emitted = total, emitted
-        self.names = [*_SUMS, *_STATISTICS, *(["share"] * selects)]
+        self.names = [*_SUMS, *_STATISTICS]
         self.steps = torch.zeros(len(self.names), rows, total + 1, device=device)  # finished images write to the end
         self.log_prob = torch.zeros(rows, total + 2 * reach, device=device)
         self.distances = torch.zeros(len(_DISTANCES), rows, total + 2 * reach if emitted else 0, device=device)
@@ -125,8 +120,6 @@ class TraceRecorder:
             values["target"] = torch.maximum(values["target"], along)
             values["drafter"] = layout.images(_deviation(_sums_of_drafter(stats))).amax(1)
             values |= self._statistics(stats)
-            if verdict.share is not None:
-                values["share"] = verdict.share
         row = torch.stack([values[name].float() for name in self.names if name in values])
         index = torch.where(active, stats.steps, self.total).expand(len(row), -1).unsqueeze(-1)
         self.steps[: len(row)].scatter_(2, index, row.unsqueeze(-1))
@@ -184,6 +177,5 @@ class TraceRecorder:
         inside = slice(self.total)
         columns = dict(zip(self.names[len(_SUMS) :], self.steps[len(_SUMS) :, :, inside].clone(), strict=True))
         columns |= {name: columns[name].long() for name in ("accepted", "offered")}
-        columns.setdefault("share", self.steps.new_empty(self.steps.shape[1], 0))
         distances = dict(zip(_DISTANCES, self.distances[:, :, inside].clone(), strict=True))
         return Trace(**columns, **distances, log_prob=self.log_prob[:, inside].clone())

@@ -1,5 +1,4 @@
-"""Executes the steps of a decoding: one by one, or on CUDA as graphs of kernels that are recorded once, optionally with
-Transformer blocks compiled by Inductor (`torch.compile`).
+"""Executes the steps of a decoding: one by one, or on CUDA as graphs of kernels that are recorded once.
 
 A recorded step costs the host one call, whatever it consists of. It reads and writes the buffers that it was recorded
 with (`state.DecodeState`), so another batch of the same shapes is copied into them.
@@ -10,15 +9,14 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from specbench.engine.ops import Kernels, KVCache
+from specbench.engine.ops import Kernels
 from specbench.engine.state import DecodeState
 from specbench.errors import RunError, one_line
 
@@ -218,80 +216,3 @@ def _abandon(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
             undo()
         except (RuntimeError, AttributeError):
             continue
-
-
-#: A block, its input (N, dim) and the `AttentionContext` of a pass -> its output (N, dim).
-BlockCall = Callable[[Any, Tensor, Any], Tensor]
-
-#: The most shapes of blocks that are compiled in one process.
-_MOST_SHAPES = 1000
-
-_block_call: ContextVar[BlockCall | None] = ContextVar("_block_call", default=None)
-
-
-def run_block(block: Any, x: Any, context: Any, layer: int) -> Any:
-    """`Block.forward`, or the compiled function inside the steps of a recorder that compiles."""
-    call = _block_call.get()
-    if call is None:
-        return block(x, context, layer)
-    # Inductor generates no code for complex numbers
-    layer_cache = LayerCache(*context.cache.layer(layer))
-    return call(block, x, replace(context, rope_factors=context.rope.unsqueeze(2), cache=layer_cache))
-
-
-class LayerCache(KVCache):
-    """Keys and values of one layer, each (rows, kv heads, slots, head dim), so that compiled code contains no layer
-    number."""
-
-    def __init__(self, k: Tensor, v: Tensor) -> None:
-        self.k, self.v = k, v
-
-    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """See `KVCache.layer`; `layer` is ignored."""
-        return self.k, self.v
-
-    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """See `KVCache.write`; `layer` is ignored. Inductor does this in place. For `scatter_` it would copy the cache
-        twice."""
-        rows = torch.arange(len(slots), device=slots.device)[:, None]
-        self.k[rows, :, slots] = k.transpose(1, 2)
-        self.v[rows, :, slots] = v.transpose(1, 2)
-        return self.k, self.v
-
-
-def call_block(block: Any, x: Tensor, context: Any) -> Tensor:
-    """The function that is compiled; see `BlockCall`. The context's cache is a `LayerCache`."""
-    y: Tensor = block.forward(x, context, 0)
-    return y
-
-
-@cache
-def inductor() -> BlockCall:
-    """Fewer launches than one per operation of PyTorch, without kernels of this package. Compiles at the first call
-    with new shapes. A compiled function serves every block of these shapes, since it contains neither their weights nor
-    their numbers. Products are tuned: Inductor's templates are timed against cuBLAS."""
-    return torch.compile(call_block, fullgraph=True, dynamic=False, mode="max-autotune-no-cudagraphs")
-
-
-def compiling(record: Recorder = cuda_graphs, compiled: Callable[[], BlockCall] = inductor) -> Recorder:
-    """A `Recorder` that records with `record`, and with `compiled()` for the blocks. The rounds before a recording
-    compile them. Work that is not recorded, such as a prefill, stays plain."""
-
-    def recorder(functions: Mapping[str, Action], device: torch.device) -> Sequence[Action]:
-        call = compiled()
-        return record({name: _with_blocks(call, function) for name, function in functions.items()}, device)
-
-    return recorder
-
-
-def _with_blocks(call: BlockCall, function: Action) -> Action:
-    def run() -> None:
-        token = _block_call.set(call)
-        try:
-            # one entry per shape: every level of a draft tree has its own shape, and so has the last batch of a run
-            with torch._dynamo.config.patch(recompile_limit=_MOST_SHAPES, accumulated_recompile_limit=_MOST_SHAPES):
-                function()
-        finally:
-            _block_call.reset(token)
-
-    return run

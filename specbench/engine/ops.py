@@ -64,13 +64,6 @@ def silu(x: Tensor) -> Tensor:
     return torch.exp(-x).add_(1).reciprocal_().mul_(x)
 
 
-def sigmoid(x: Tensor) -> Tensor:
-    """The logistic function; like `silu` independent of the index."""
-    if x.device.type != "cpu" or torch.is_grad_enabled():
-        return torch.sigmoid(x)
-    return torch.exp(-x).add_(1).reciprocal_()
-
-
 def gelu(x: Tensor) -> Tensor:
     """The exact GELU; like `silu` independent of the index."""
     if x.device.type != "cpu" or torch.is_grad_enabled():
@@ -182,14 +175,10 @@ class KVCache:
         shape = (mask.among.shape[1], heads, kv_heads, dim, keys, slots, torch.get_num_threads())
         return keys if keys < slots and _beginning_suffices(*shape) else slots
 
-    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer, each (rows, kv heads, slots, head dim)."""
-        return self.k[layer], self.v[layer]
-
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k, v (rows, heads, n, head dim) at `slots` (rows, n) int64. Returns the layer's entire cache."""
         index = slots[:, None, :, None].expand_as(k)
-        layer_k, layer_v = self.layer(layer)
+        layer_k, layer_v = self.k[layer], self.v[layer]
         _bits(layer_k).scatter_(2, index, _bits(k))
         _bits(layer_v).scatter_(2, index, _bits(v))
         return layer_k, layer_v

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any, Protocol
 
 from specbench import data
-from specbench.config import indices, parameters
+from specbench.config import indices
 from specbench.config.run_config import RunConfig
 from specbench.errors import RunError
 from specbench.harness.folder import RunFolder, RunRecords
@@ -191,5 +191,3 @@ class Execution:
         else:
             LOG.info("%s", text)
             say(text)
-        if note := parameters.no_pixels(self.cfg):
-            say(note)

@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from specbench import data
-from specbench.config import indices, parameters, registry, variants
+from specbench.config import indices, parameters, registry
 from specbench.config.run_config import RunConfig
 from specbench.errors import RunError, UsageError
 from specbench.harness.log import logging_to
@@ -147,7 +147,7 @@ class RunFolder:
         edited."""
         if not self.config.exists():
             return
-        stored = variants.of_older(self.read_config())
+        stored = self.read_config()
         names = dict.fromkeys([*config, *stored])
         different = [name for name in names if name not in MAY_CHANGE and config.get(name) != stored.get(name)]
         if different:
@@ -166,8 +166,7 @@ class RunFolder:
         except Exception:
             exists = self.config.exists()
             raise UsageError(f"cannot read {self.config}" if exists else f"{self} holds no run") from None
-        known = self.metadata().config if self.metadata_file.exists() else ()
-        if known and sha256(text, 16) not in known:
+        if self.metadata_file.exists() and sha256(text, 16) not in self.metadata().config:
             raise UsageError(
                 f"{self.config} was changed since the run wrote it (or {self.metadata_file.name} was): restore it, or"
                 " start a run with other parameters in another out="
@@ -243,9 +242,9 @@ class RunFolder:
 
 
 def _check_fit(journal: Journal, config: str) -> None:
-    """UsageError if a record has another configuration hash. (Older records have no hash.)"""
+    """UsageError if a record has another configuration hash."""
     for record in journal.records.values():
-        if record.config not in (None, config):
+        if record.config != config:
             raise UsageError(
                 f"{journal.path}: image {indices.label(record.index)} was decoded with configuration {record.config},"
                 f" but config.yaml next to it is {config}: restore the file, or choose another out="
@@ -258,7 +257,7 @@ def stored(path: Path) -> RunConfig:
     folder = RunFolder(path)
     values = folder.read_config()
     try:
-        return RunConfig(parameters.validate({**variants.of_older(values), "out": None}))
+        return RunConfig(parameters.validate({**values, "out": None}))
     except UsageError as e:
         labels = [
             label

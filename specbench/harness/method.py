@@ -44,15 +44,8 @@ def check(cfg: Mapping[str, Any]) -> None:
     image, parameters or parts that conflict. Builds no drafter and no rule."""
     _check_length(cfg)
     shape = shape_of(cfg)
-    if shape.lag is not None and getattr(registry.module("model", cfg["model"]), "GRIDS", 1) > 1:
-        raise UsageError(
-            f"drafter {cfg['drafter']} decodes the rows of one grid, but an image of {cfg['model']} is two grids in"
-            " sequence: use a drafter in raster order, such as drafter=sjd"
-        )
     if parameters.is_continuous("model", cfg["model"]):
-        rule = continuous.build(cfg)
-        if parameters.default("model", cfg["model"], "raster"):
-            continuous.check_causal(rule)
+        continuous.build(cfg)
         return
     module = registry.module("rule", cfg["rule"])
     if hasattr(module, "check"):

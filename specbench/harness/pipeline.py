@@ -23,7 +23,7 @@ from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import exact
 from specbench.decoding.trace import Trace
 from specbench.engine.clock import Clock, synchronize
-from specbench.engine.graph import Eager, Graphs, compiling
+from specbench.engine.graph import Eager, Graphs
 from specbench.errors import NumberError, UsageError, check_choice
 from specbench.harness.method import build_continuous, build_method
 from specbench.storage import home
@@ -56,9 +56,11 @@ def engine_of(cfg: Mapping[str, Any], device: torch.device) -> Eager | Graphs:
     if device.type != "cuda":
         raise UsageError(f"engine={name} records CUDA graphs, but the device is {device}: use engine=eager")
     check_engine(cfg)
-    if name != "graph" and importlib.util.find_spec("triton") is None:
-        raise UsageError(f"engine={name} needs Triton, which comes with PyTorch's CUDA builds: use engine=graph")
-    return _fused(device) if name == "triton" else Graphs(compiling() if name == "compiled" else None)
+    if name != "triton":
+        return Graphs()
+    if importlib.util.find_spec("triton") is None:
+        raise UsageError("engine=triton needs Triton, which comes with PyTorch's CUDA builds: use engine=graph")
+    return _fused(device)
 
 
 def _fused(device: torch.device) -> Graphs:
@@ -71,11 +73,9 @@ def _fused(device: torch.device) -> Graphs:
 
 def check_engine(cfg: Mapping[str, Any]) -> None:
     """Raises UsageError if the engine cannot execute the model on any device."""
-    if cfg["engine"] not in ("compiled", "triton"):
-        return
-    if parameters.is_continuous("model", cfg["model"]):
+    if cfg["engine"] == "triton" and parameters.is_continuous("model", cfg["model"]):
         raise UsageError(
-            f"engine={cfg['engine']} needs discrete tokens, but {cfg['model']} has continuous tokens: use engine=graph"
+            f"engine=triton needs discrete tokens, but {cfg['model']} has continuous tokens: use engine=graph"
         )
 
 

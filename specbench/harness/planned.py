@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, str]
 Work = Callable[[Any], Mapping[str, Any]]  # a run -> its row
-#: In `PlannedRun.needs`: seconds, if the run measures them; the emitted divergence, if the run computes it.
+#: What `PlannedRun.needs` may contain: seconds, if the run measures them; the emitted divergence, if it computes it.
 SECONDS, EMITTED = "timing", "emitted_kl"
 _DIED = "a process died, probably because memory ran out: use fewer --jobs; the same command continues where it stopped"
 
@@ -33,7 +33,7 @@ class PlannedRun:
 
     key, label: of its line in a table. overrides: the arguments that compose the configuration. rows_of: the command
     that makes its row, `run`, `bench` or `probe`. weights: the label of the weights that it would load now; None: not
-    known before they are loaded. needs: columns that its row must have. row: its cells as text. asked: whether its
+    known before they are loaded. needs: what its row must have. row: its cells as text. asked: whether its
     metrics were requested by name.
     """
 
@@ -76,12 +76,10 @@ class PlannedRun:
         return same and not any(self._is_missing(row, name) for name in self.needs)
 
     def _is_missing(self, row: Row, name: str) -> bool:
-        if name == SECONDS:  # older rows have no such column
+        if name == SECONDS:
             return self.timed and row.get(name) == "false"
-        if name == EMITTED:
-            known = row.get(name) or name in (row.get("note") or "")
-            return bool(self.config.get("emitted_draws")) and not known
-        return not row.get(name)
+        known = row.get(name) or name in (row.get("note") or "")
+        return bool(self.config.get("emitted_draws")) and not known
 
     def with_newest(self, rows: Sequence[Row]) -> Self:
         """This run with the last of these rows that fits."""

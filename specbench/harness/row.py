@@ -59,7 +59,7 @@ def row(
     if metadata.smallest_batch:
         remarks.append(f"memory was too small: some images were decoded in batches of {metadata.smallest_batch}")
     wrong = degenerate.of_records(records)
-    columns["degenerate_images"] = degenerate.column(records, wrong)
+    columns["degenerate_images"] = degenerate.count(wrong)
     columns["note"] = "; ".join([*remarks, *(finding.text for finding in wrong), *notes(scores)])
     return columns
 

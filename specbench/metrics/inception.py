@@ -143,8 +143,7 @@ class InceptionMetric(Metric):
     @property
     def cache_key(self) -> str:
         crop = f"{CROP}{self.options['crop']}" if self.options["crop"] else ""
-        clipped = " clipped" if self.options["resize"] == "clean" else ""  # older features were not
-        return f"inception-v3@{cached_sha256(self._weights())[:8]}, {self.options['resize']} resize{clipped}{crop}"
+        return f"inception-v3@{cached_sha256(self._weights())[:8]}, {self.options['resize']} resize{crop}"
 
     def scorer(self) -> Scorer:
         return InceptionScorer(load(self._weights()), self.options["resize"], self.options["crop"], self.context.device)

@@ -1,6 +1,5 @@
 """The network of a diffusion head: an MLP on noisy tokens whose layers are modulated by the time and the condition
-(adaptive LayerNorm). MAR's head predicts noise and a variance, NextStep's head a velocity. Parameter names are the same
-in both official checkpoints.
+(adaptive LayerNorm). Parameter names are MAR's official ones.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ _STRIDE = 3
 @dataclass(frozen=True)
 class DFlashConfig:
     """block_size: slots of the largest block, the anchor included; aux_hidden_layers: the blocks of the target whose
-    outputs are read; rotary, qk_norm, head_size, rotated: see `BlockConfig`."""
+    outputs are read; rotary, qk_norm: see `BlockConfig`."""
 
     dim: int
     n_head: int
@@ -62,9 +62,7 @@ class DFlashConfig:
     aux_hidden_layers: tuple[int, ...]
     norm_eps: float = 1e-6
     rotary: Literal["interleaved", "halves"] = "interleaved"
-    qk_norm: int | Literal["rms"] = 0
-    head_size: int = 0
-    rotated: int = 0
+    qk_norm: int = 0
 
     @property
     def block(self) -> BlockConfig:
@@ -76,14 +74,11 @@ class DFlashConfig:
             self.norm_eps,
             self.rotary,
             self.qk_norm,
-            head_size=self.head_size,
-            rotated=self.rotated,
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields, for a file. Fields that were added later are omitted at their defaults, because rows name weights
-        by the digest of their file."""
-        return {name: value for name, value in asdict(self).items() if value or name not in ("head_size", "rotated")}
+        """The fields, for a file."""
+        return asdict(self)
 
 
 class DFlashNetwork(nn.Module):
@@ -190,8 +185,6 @@ def like_shape(target: Language, block_size: int, layers: int = LAYERS) -> DFlas
         norm_eps=b.norm_eps,
         rotary=b.rotary,
         qk_norm=b.qk_norm,
-        head_size=b.head_size,
-        rotated=b.rotated,
     )
     with torch.device("meta"):
         eagle_size, size = (

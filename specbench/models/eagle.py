@@ -249,7 +249,7 @@ def like_shape(target: Language, aux_hidden_layers: tuple[int, ...] = ()) -> Eag
             norm_eps=u.norm_eps,
             n_kv_head=u.n_kv_head,
             input_norm=True,
-            qk_norm=u.qk_norm if isinstance(u.qk_norm, int) else 0,
+            qk_norm=u.qk_norm,
         )
     else:
         raise TypeError(f"no EAGLE drafter exists for {type(target).__name__}")

@@ -75,17 +75,13 @@ class Language(nn.Module):
     def _build(self, block: BlockConfig, n_layer: int, vocabulary: int, tokens: int, head_hidden: int = 0) -> None:
         """vocabulary: rows of the input table; tokens: rows of the head; head_hidden: the width between the head's two
         layers, which have biases (0: one layer without bias)."""
-        self._build_trunk(block, n_layer, vocabulary)
-        self.head_hidden = nn.Linear(block.dim, head_hidden) if head_hidden else None
-        self.output = nn.Linear(head_hidden or block.dim, tokens, bias=bool(head_hidden))
-        self.vocab_size = tokens
-
-    def _build_trunk(self, block: BlockConfig, n_layer: int, vocabulary: int) -> None:
-        """Builds everything except the head."""
         self.block = block
         self.tok_embeddings = nn.Embedding(vocabulary, block.dim)
         self.layers = nn.ModuleList(Block(block) for _ in range(n_layer))
         self.norm = RMSNorm(block.dim, block.norm_eps)
+        self.head_hidden = nn.Linear(block.dim, head_hidden) if head_hidden else None
+        self.output = nn.Linear(head_hidden or block.dim, tokens, bias=bool(head_hidden))
+        self.vocab_size = tokens
 
     def ids(self, tokens: Tensor) -> Tensor:
         """The vocabulary ids of image tokens."""
@@ -167,12 +163,8 @@ class Language(nn.Module):
     def uncached(self, prefix: Prefix, tokens: Tensor) -> Tensor:
         """Hidden states (R, P + n, dim) of a prefix and image tokens (R, n), in one pass without a cache. They equal
         the hidden states of a session, and have gradients if these are enabled."""
-        return self.in_one_pass(prefix, self.tok_embeddings(self.ids(tokens)))
-
-    def in_one_pass(self, prefix: Prefix, inputs: Tensor) -> Tensor:
-        """Like `uncached`, from the inputs (R, n, dim) of image tokens."""
         rows, before = prefix.inputs.shape[:2]
-        x = torch.cat([prefix.inputs, inputs], 1)
+        x = torch.cat([prefix.inputs, self.tok_embeddings(self.ids(tokens))], 1)
         positions = torch.arange(x.shape[1], device=x.device)
         rope = self.reserved(x.shape[1], before)
         usable = F.pad(prefix.valid, (0, x.shape[1] - before), value=True)

@@ -9,7 +9,6 @@ for the training, the paper and its published configuration.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -58,10 +57,6 @@ class MARConfig:
         return math.isqrt(self.length)
 
 
-#: Queries, keys and values (R, heads, n, d) -> the result of attention (R, heads, n, d).
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
 class MarAttention(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -69,9 +64,9 @@ class MarAttention(nn.Module):
         self.qkv = Linear(dim, 3 * dim)
         self.proj = Linear(dim, dim)
 
-    def forward(self, x: Tensor, usable: Tensor | None, attend: Attend | None = None) -> Tensor:
+    def forward(self, x: Tensor, usable: Tensor | None) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        y = attention(q, k, v, usable, causal=False) if attend is None else attend(q, k, v)
+        y = attention(q, k, v, usable, causal=False)
         return self.proj(y.transpose(1, 2).flatten(2))
 
 
@@ -93,9 +88,9 @@ class MarBlock(nn.Module):
         self.norm2 = nn.LayerNorm(dim, eps=eps)
         self.mlp = MLP(dim, int(dim * ratio))
 
-    def forward(self, x: Tensor, usable: Tensor | None = None, attend: Attend | None = None) -> Tensor:
-        """usable: mask of the keys that are attended to; attend: attention with a cache, instead of the mask."""
-        x = x + self.attn(self.norm1(x), usable, attend)
+    def forward(self, x: Tensor, usable: Tensor | None = None) -> Tensor:
+        """usable: mask of the keys that are attended to."""
+        x = x + self.attn(self.norm1(x), usable)
         return x + self.mlp(self.norm2(x))
 
 

@@ -72,8 +72,6 @@ class MarSession:
     With guidance, a condition contains z, z without a class, and the strength.
     """
 
-    causal = False
-
     def __init__(self, guided: Guided, labels: Tensor) -> None:
         self.guided, self.labels = guided, labels.clone()  # a copy, because it is overwritten with another batch
 

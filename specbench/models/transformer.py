@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench.engine.graph import run_block
 from specbench.engine.masks import TreeMask
 from specbench.engine.ops import Kernels, KVCache, attention, linear, silu
 
@@ -22,11 +21,9 @@ from specbench.engine.ops import Kernels, KVCache, attention, linear, silu
 @dataclass(frozen=True)
 class BlockConfig:
     """rotary: which coordinates of a head form a rotated pair, (2i, 2i + 1) or (i, i + head_dim / 2); qk_norm: rows of
-    the LayerNorm on queries and keys, where a row is used by equally many heads (1: shared by all; 0: no norm), or
-    "rms": one RMSNorm for all heads; norms: whether attention and feed-forward have norms before, after (Chameleon's
-    `swin_norm`) or both (GLM-4); qkv_bias: whether queries, keys and values have biases; head_size: the width of a head
-    if it is not dim / n_heads; rotated: the number of rotated coordinates of a head, which are the first ones in
-    official files (0: all)."""
+    the LayerNorm on queries and keys, where a row is used by equally many heads (1: shared by all; 0: no norm); norms:
+    whether attention and feed-forward have norms before or after (Chameleon's `swin_norm`); qkv_bias: whether queries,
+    keys and values have biases."""
 
     dim: int
     n_heads: int
@@ -34,15 +31,13 @@ class BlockConfig:
     ffn_dim: int
     norm_eps: float = 1e-5
     rotary: Literal["interleaved", "halves"] = "interleaved"
-    qk_norm: int | Literal["rms"] = 0
-    norms: Literal["before", "after", "both"] = "before"
+    qk_norm: int = 0
+    norms: Literal["before", "after"] = "before"
     qkv_bias: bool = False
-    head_size: int = 0
-    rotated: int = 0
 
     @property
     def head_dim(self) -> int:
-        return self.head_size or self.dim // self.n_heads
+        return self.dim // self.n_heads
 
 
 class RMSNorm(nn.Module):
@@ -76,20 +71,12 @@ def grid_rotary(side: int, head_dim: int, prefix: int, extra: int = 0, base: flo
     return torch.cat([torch.zeros(prefix, *cells.shape[1:]), cells, cells[-1:].expand(extra, -1, -1)])
 
 
-def rotary_table(positions: Tensor, sections: Sequence[int], head_dim: int, base: float) -> Tensor:
-    """The rotary table (n, head_dim / 2, 2) of (cos, sin), float32, for positions (n, axes): the first sections[0]
-    pairs of a head are rotated by the first coordinate, the next sections[1] pairs by the second, and so on. Pairs
-    beyond the sections are not rotated."""
-    pairs = sum(sections)
-    freqs = 1.0 / base ** (torch.arange(0, 2 * pairs, 2).float() / (2 * pairs))
-    axis = [number for number, size in enumerate(sections) for _ in range(size)]
-    angles = F.pad(positions.float()[:, axis] * freqs, (0, head_dim // 2 - pairs))
-    return torch.stack([angles.cos(), angles.sin()], -1)
-
-
 def line_rotary(positions: int, head_dim: int, base: float) -> Tensor:
     """The one-dimensional rotary table (positions, head_dim / 2, 2) of (cos, sin), float32."""
-    return rotary_table(torch.arange(positions)[:, None], [head_dim // 2], head_dim, base)
+    pairs = head_dim // 2
+    freqs = 1.0 / base ** (torch.arange(0, 2 * pairs, 2).float() / (2 * pairs))
+    angles = torch.arange(positions).float()[:, None] * freqs
+    return torch.stack([angles.cos(), angles.sin()], -1)
 
 
 def rope_factors(table: Tensor, rotary: str) -> Tensor:
@@ -99,16 +86,13 @@ def rope_factors(table: Tensor, rotary: str) -> Tensor:
 
 
 def rotate(x: Tensor, rope_factors: Tensor, rotary: str) -> Tensor:
-    """Rotate the pairs of x (rows, n, heads, head_dim) by a `rope_factors` table, or by (cos, sin) in its last
-    dimension; see `BlockConfig`."""
-    if rope_factors.is_complex():
+    """Rotate the pairs of x (rows, n, heads, head_dim) by a `rope_factors` table; see `BlockConfig`."""
+    if rotary == "interleaved":
         pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
         return torch.view_as_real(pairs * rope_factors).flatten(-2).type_as(x)
     cos, sin = rope_factors.unbind(-1)
-    halves = rotary == "halves"
-    a, b = x.float().chunk(2, -1) if halves else x.float().unflatten(-1, (-1, 2)).unbind(-1)
-    rotated = a * cos - b * sin, b * cos + a * sin
-    return (torch.cat(rotated, -1) if halves else torch.stack(rotated, -1).flatten(-2)).type_as(x)
+    a, b = x.float().chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).type_as(x)
 
 
 class HeadNorm(nn.Module):
@@ -150,11 +134,7 @@ class Attention(nn.Module):
     def __init__(self, cfg: BlockConfig) -> None:
         super().__init__()
         self.cfg = cfg
-        self.q_norm: nn.Module
-        self.k_norm: nn.Module
-        if cfg.qk_norm == "rms":
-            self.q_norm, self.k_norm = (RMSNorm(cfg.head_dim, cfg.norm_eps) for _ in range(2))
-        elif cfg.qk_norm:
+        if cfg.qk_norm:
             self.q_norm = HeadNorm(cfg.qk_norm, cfg.head_dim)
             self.k_norm = HeadNorm(min(cfg.qk_norm, cfg.n_kv_heads), cfg.head_dim)
         self.wqkv = nn.Linear(cfg.dim, (cfg.n_heads + 2 * cfg.n_kv_heads) * cfg.head_dim, bias=cfg.qkv_bias)
@@ -213,9 +193,9 @@ class Block(nn.Module):
         def norm(present: bool) -> nn.Module:
             return RMSNorm(cfg.dim, cfg.norm_eps) if present else nn.Identity()
 
-        before, after = cfg.norms != "after", cfg.norms != "before"
+        before = cfg.norms == "before"
         self.attention_norm, self.ffn_norm = norm(before and input_norm), norm(before)
-        self.attention_after, self.ffn_after = norm(after), norm(after)
+        self.attention_after, self.ffn_after = norm(not before), norm(not before)
 
     def forward(self, x: Any, context: AttentionContext, layer: int) -> Any:
         """x (N, dim): the positions of all rows, concatenated -> (N, dim). With fused kernels, x is their `stream`."""
@@ -248,7 +228,7 @@ def run_blocks(
         flat = kernels.stream(flat)
     aux = []
     for i, block in enumerate(blocks):
-        flat = run_block(block, flat, context, i)
+        flat = block(flat, context, i)
         if i in aux_hidden_layers:
             aux.append(flat if kernels is None else flat.summed())
     if kernels is not None:

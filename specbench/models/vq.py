@@ -1,5 +1,5 @@
-"""One convolutional autoencoder for LlamaGen's tokenizers, Chameleon's VQGAN, MoVQGAN, MAR's KL-16, NextStep's
-autoencoder and the embedded tokenizer.
+"""One convolutional autoencoder for LlamaGen's tokenizers, Chameleon's VQGAN, MoVQGAN, MAR's KL-16 and the embedded
+tokenizer.
 
 The encoder has residual blocks at decreasing resolution, and attention at some levels and in the middle; the decoder
 mirrors it. The configuration describes the differences. Our tensor names are as in LlamaGen's `vq_ds*.pt`; decoder
@@ -32,7 +32,6 @@ class VQConfig:
     encoder_attention: tuple[int, ...] | None = None
     decoder_attention: tuple[int, ...] | None = None
     codebook_l2_norm: bool = True  # code vectors and the encoder's output are scaled to unit length before use
-    quant_conv: bool = True  # 1x1 convolutions between the latents and encoder and decoder
     spatial_norm: bool = False  # the decoder's norms are scaled and shifted by the codes (MoVQ, arXiv 2209.09002)
 
     @property
@@ -47,7 +46,7 @@ class VQConfig:
     def to_dict(self) -> dict[str, Any]:
         """The fields, for a file. Fields that were added later are omitted at their defaults, so that the file, and the
         digest by which rows name it, do not change."""
-        later = ("encoder_attention", "decoder_attention", "codebook_l2_norm", "quant_conv", "spatial_norm")
+        later = ("encoder_attention", "decoder_attention", "codebook_l2_norm", "spatial_norm")
         defaults = {f.name: f.default for f in fields(self) if f.name in later}
         return {k: v for k, v in asdict(self).items() if k not in defaults or v != defaults[k]}
 
@@ -82,18 +81,6 @@ MOVQGAN = VQConfig(
 )
 #: `kl16.ckpt` of MAR (its manifest); the caller must divide latents by 0.2325 before decoding
 KL16 = VQConfig(z_channels=16, codebook_size=0, codebook_embed_dim=16, decoder_attention=())
-
-#: `checkpoint.pt` of NextStep-1-f8ch16-Tokenizer and in vae/ of NextStep-1.1 (stepfun-ai/NextStep-1, d6759c2,
-#: inference/gen_pipeline.py)
-NEXTSTEP = VQConfig(
-    ch_mult=(1, 2, 4, 4),
-    z_channels=16,
-    codebook_size=0,
-    codebook_embed_dim=16,
-    encoder_attention=(),
-    decoder_attention=(),
-    quant_conv=False,
-)
 
 
 class SpatialNorm(nn.Module):
@@ -316,9 +303,8 @@ class Autoencoder(nn.Module):
         if cfg.codebook_size:
             self.quantize = Quantizer(cfg.codebook_size, cfg.codebook_embed_dim, cfg.codebook_l2_norm)
         double = 2 if cfg.double_z else 1
-        convolution = nn.Conv2d if cfg.quant_conv else nn.Identity
-        self.quant_conv = convolution(double * cfg.z_channels, double * cfg.codebook_embed_dim, 1)
-        self.post_quant_conv = convolution(cfg.codebook_embed_dim, cfg.z_channels, 1)
+        self.quant_conv = nn.Conv2d(double * cfg.z_channels, double * cfg.codebook_embed_dim, 1)
+        self.post_quant_conv = nn.Conv2d(cfg.codebook_embed_dim, cfg.z_channels, 1)
 
     def pre_quant(self, image: Tensor) -> Tensor:
         """Encoder output before quantising, (B, dim, h, w); for a KL autoencoder (B, 2 dim, h, w): means, then log

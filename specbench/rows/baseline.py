@@ -85,7 +85,7 @@ def _same(row: Row) -> tuple[Any, ...]:
 
 def _measured(images: list[Record]) -> dict[str, Any]:
     columns = summary.speed(images) | summary.columns(images) | summary.versus(images, images)
-    degenerate_images = degenerate.column(images, degenerate.of_records(images))
+    degenerate_images = degenerate.count(degenerate.of_records(images))
     return columns | {"timing": timing.was_timed(images), "degenerate_images": degenerate_images}
 
 

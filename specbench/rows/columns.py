@@ -61,9 +61,6 @@ _IDENTITY = {
 
 #: Maximum share of a speed-up by which a change within the run may have moved it, see `timing.steadiness`.
 SHIFT_BOUND = 0.05
-#: Rows of older versions have no speedup_shift. Their timing was valid if vanilla's drift was at most 10 % either way:
-#: a load on one side alone in one half could then move the ratio by half of that, which is `SHIFT_BOUND`.
-OLDER_DRIFT_BOUND = 2 * SHIFT_BOUND
 
 #: The columns of _STATISTICS that hold text.
 _STRINGS = frozenset(
@@ -102,7 +99,7 @@ _SPEED = {
     " is verified if the depths above it were accepted",
     "accepted_histogram": "JSON list: shares of the steps that accepted 0, 1, 2, ... draft tokens, over all images",
     "drafted_by_position": "JSON list over an image's tokens: share of the images in which it was an accepted draft"
-    " token; empty for pjd, whose steps add tokens in several rows",
+    " token; empty where steps add tokens in several rows",
     "acceptance_by_step": "JSON list over the order of generation of the tokens: accepted / verified drafts (continuous"
     " tokens), null if no draft was verified",
     "first_accept": "probability with which the rule keeps a draft's first candidate, mean over all steps with a draft",
@@ -110,23 +107,20 @@ _SPEED = {
     " same steps",
     "draft_top1": "share of the same steps in which the drafter's top-1 next token is the target's top-1",
     "draft_top3": "share of the same steps in which the target's top-1 is in the drafter's top-3",
-    "select_share": "verification=selected: probability of following the sibling with the largest p/q (what select=auto"
-    " chose), mean over the same steps of the mean over their nodes with several children",
     "draft_passes": "forward passes of a drafter network in the steps, mean over images",
     "residual_tries": "proposals for the token after a rejection, mean over all rejections (continuous tokens)",
     "proposals_mean": "proposals of the target / verified positions, over all images (continuous tokens)",
     "proposals_max": "maximum number of proposals for one token",
     "residual_fallbacks": "rejections after which the proposals did not suffice, over all images",
     "timed_pairs": "pairs of a batch of the method (at batch 1 an image) and the same batch of vanilla AR, decoded one"
-    " directly after the other; empty if there are no pairs: not timed, no baseline, or separate passes (older rows)",
+    " directly after the other; empty if there are no pairs: not timed, or no baseline",
     "further_pairs": "how many of them decoded the same images again, because the speed-up was not steady",
     "drift": "mean seconds of vanilla AR in the second half of the pairs / in the first, minus 1; a drift of the whole"
     " machine does not change a speed-up",
     "speedup_shift": "share of the speed-up by which a change of one side alone may have moved it, without noise, see"
     " timing.steadiness; part of the standard errors of speedup_latency and speedup_throughput",
     "timing_valid": f"true if at least 4 pairs give a standard error, and speedup_shift is noise or at most"
-    f" {SHIFT_BOUND:g} (older rows, without speedup_shift: |drift| at most {OLDER_DRIFT_BOUND:g}); the seconds of other"
-    " rows are not shown",
+    f" {SHIFT_BOUND:g}; the seconds of other rows are not shown",
     "draft_cost": "seconds to draft a token / seconds of vanilla AR for one, same batch size (c in CSpD's Eq. 35)",
     "speedup_expected": "CSpD's Eq. 35 from acceptance_rate, gamma and draft_cost",
     "latency_s_mean": "decode seconds of one image at batch 1, first target forward to last token, mean over images",
@@ -153,7 +147,7 @@ _SPEED = {
 #: Columns of `_LIKELIHOOD` and `_SPEED` that are means or ratios over images, and so have a standard error.
 _ESTIMATES = frozenset(
     "log_prob_mean accepted_length_mean steps step_compression acceptance_rate first_accept draft_tv draft_top1"
-    " draft_top3 select_share draft_passes residual_tries proposals_mean latency_s_mean tokens_per_s images_per_s"
+    " draft_top3 draft_passes residual_tries proposals_mean latency_s_mean tokens_per_s images_per_s"
     " text_s pixels_s speedup_latency speedup_throughput speedup_step baseline_latency_s emitted_kl_optimal"
     " emitted_kl_ratio".split()
 )
@@ -224,7 +218,7 @@ COLUMNS: dict[str, str] = {
     "resolution": "side of the images in pixels",
     "tokens": "generated tokens per image",
     "degenerate_images": "images of one colour, of few codes, repeated, or equal to another prompt's, see"
-    " rows.degenerate; empty in older rows, which were not checked",
+    " rows.degenerate",
     **{
         f"{m}{suffix}": line
         for m in METRICS
@@ -258,10 +252,6 @@ TIMED_COLUMNS = frozenset(
 OF_TIMING = ("timed_pairs", "further_pairs", "drift", "speedup_shift", "timing_valid")
 #: Those that compare the seconds of a method with the seconds of vanilla AR.
 SPEEDUPS = ("speedup_latency", "speedup_throughput", "speedup_expected")
-
-
-#: Column names of older files -> their present names.
-RENAMED_COLUMNS = {"drafted_by_place": "drafted_by_position", "acceptance_by_turn": "acceptance_by_step"}
 
 
 NUMBERS = frozenset(

@@ -11,7 +11,7 @@ from filelock import FileLock
 
 from specbench.config import parameters
 from specbench.errors import UsageError, decimal
-from specbench.rows.columns import COLUMNS, NUMBERS, RENAMED_COLUMNS, WORDS
+from specbench.rows.columns import COLUMNS, NUMBERS, WORDS
 from specbench.storage.csv_text import csv_lines, csv_text, read_header
 from specbench.storage.files import write_atomically
 from specbench.storage.package import __version__
@@ -50,13 +50,13 @@ def _cell(value: Any) -> str:
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a CSV file, with numbers as numbers and empty cells as None. Columns that an older version did not
-    have are None, and older column names are replaced by the present ones.
+    """The rows of a CSV file, with numbers as numbers and empty cells as None. Columns that the file does not have are
+    None.
 
     Raises UsageError for a file that cannot be read, columns unknown to this version, text in a cell that needs a
     number, and a row without run_id.
     """
-    columns, lines = csv_lines(Path(path), RENAMED_COLUMNS)
+    columns, lines = csv_lines(Path(path))
     if foreign := [name for name in columns if name not in COLUMNS]:
         labels = (label for _, cells in lines for label in cells.get("plugins", "").split("; "))
         raise UsageError(
@@ -94,8 +94,8 @@ def has_runs(path: Path) -> bool:
 def append_row(path: str | Path, row: Mapping[str, Any]) -> None:
     """Adds a row to a CSV file of rows, under a lock. A row of the same `run_id` is replaced.
 
-    The file is replaced atomically, so that a kill leaves the old file or the new one. A file of an older version,
-    whose columns are a subset, gets the new columns. Raises UsageError if the file has other columns.
+    The file is replaced atomically, so that a kill leaves the old file or the new one. A file with
+    fewer columns gets the others. Raises UsageError if the file has other columns.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -39,14 +39,14 @@ MOST = 0.1
 _CELLS = 64  # pixels are averaged over squares: at most this many on each side
 
 
-def statistics(pixels: np.ndarray | None, codes: np.ndarray | None) -> dict[str, Any]:
-    """The fields of `Record` that show whether an image is degenerate. pixels: (H, W, 3) uint8, or None without pixels;
-    codes: (rows, columns), or None if unknown."""
-    fields: dict[str, Any] = {"contrast": None if pixels is None else image_files.contrast(pixels)}
+def statistics(pixels: np.ndarray, codes: np.ndarray | None) -> dict[str, Any]:
+    """The fields of `Record` that show whether an image is degenerate. pixels: (H, W, 3) uint8; codes: (rows, columns),
+    or None if unknown."""
+    fields: dict[str, Any] = {"contrast": image_files.contrast(pixels)}
     if codes is not None and codes.size >= LEAST_CODES:
         fields["distinct"] = round(len(np.unique(codes)) / codes.size, 4)
         fields["repetition"] = round(repetition(codes), 4)
-    elif codes is None and pixels is not None and min(pixels.shape[:2]) >= LEAST_SIDE:
+    elif codes is None and min(pixels.shape[:2]) >= LEAST_SIDE:
         fields["repetition"] = round(pixel_repetition(pixels), 4)
     return fields
 
@@ -188,12 +188,6 @@ def _shared(images: Sequence[ImageFacts], among: Sequence[int]) -> list[int]:
 def of_records(records: Sequence[Record]) -> list[Finding]:
     """The `findings` on the images of a run."""
     return findings([ImageFacts.from_record(record) for record in records])
-
-
-def column(records: Sequence[Record], wrong: Sequence[Finding]) -> int | None:
-    """The column `degenerate_images` of these records; None for older records, which were not checked."""
-    known = any(record.contrast is not None or record.distinct is not None for record in records)
-    return count(wrong) if known else None
 
 
 def count(wrong: Sequence[Finding]) -> int:

@@ -122,7 +122,6 @@ class Record:
     first_accept: float | None = None  # probability with which the rule keeps the first candidate, mean of drafts
     draft_top1: float | None = None  # share of drafts whose top-1 next token is the target's top-1
     draft_top3: float | None = None  # share of drafts with the target's top-1 in their top-3
-    select_share: float | None = None  # share of selections (select=auto) over nodes with a choice, mean of drafts
     # The distance between the distributions that its tokens were emitted from and the target's (see
     # `decoding.emitted`), means over tokens: total variation; KL divergence in nats, None if it is infinite; mass where
     # the target has none.
@@ -151,7 +150,7 @@ class Record:
     id: str  # name of the prompt in its data set, by which metrics pair
     category: str | None = None  # of the prompt, as its data set names it
     done: float  # when it was decoded, seconds since 1970
-    config: str | None = None  # hash of the configuration (`provenance.decoding_hash`); older records have none
+    config: str = ""  # hash of the configuration (`provenance.decoding_hash`), set by the process that writes it
 
     @property
     def is_baseline(self) -> bool:

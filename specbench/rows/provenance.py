@@ -11,15 +11,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from specbench.config import variants
 from specbench.errors import UsageError
 from specbench.rows import journal
 from specbench.storage.files import content, sha256, write_atomically
 
-#: The embedded metrics had these names before the real metrics took them.
-_RENAMED = {"fid": "scenes_fid", "clip_score": "scenes_clip", "image_reward": "scenes_reward"}
-# A hash exchanges older and newer names, so that old rows keep their hash and no two metrics share one.
-_HASHED_AS = _RENAMED | {new: old for old, new in _RENAMED.items()}
+#: Parameters that do not count in a hash.
+_NOT_HASHED = frozenset(
+    "out data_dir metrics_dir protocol workers ray_address timing emitted_draws variant log log_project log_dir".split()
+)
 
 
 def config_hash(cfg: Mapping[str, Any]) -> str:
@@ -27,13 +26,10 @@ def config_hash(cfg: Mapping[str, Any]) -> str:
 
     Covers every parameter except locations (`out`, `data_dir`, `metrics_dir`), the parameters of the tracker,
     `workers` and `ray_address` (a row's note reports them), `timing` and `emitted_draws` (columns of the row report
-    them), `protocol` and `variant`, whose values are parameters themselves, and the values in `variants.ADDED`.
-    `reference` and `drafter_weights` count if they are set, `verification` if it is not token-wise. `batch`, `device`,
-    `dtype`, `engine` and `warmup` count, because a latency depends on them, although on a CPU they change no image.
+    them), and `protocol` and `variant`, whose values are parameters themselves. `batch`, `device`, `dtype`, `engine`
+    and `warmup` count, because a latency depends on them, although on a CPU they change no image.
     """
-    kept = _hashed(cfg)
-    kept["metrics"] = [_HASHED_AS.get(name, name) for name in cfg["metrics"]]
-    return sha256(json.dumps(kept, sort_keys=True), 12)
+    return sha256(json.dumps(_hashed(cfg), sort_keys=True), 12)
 
 
 #: Parameters that may change between two starts of a run in one folder, because they change no image.
@@ -51,20 +47,7 @@ def decoding_hash(cfg: Mapping[str, Any], baseline: bool = False) -> str:
 
 
 def _hashed(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters that count in a hash, by the names that they had when rows were first hashed."""
-    left_out = set(
-        "out data_dir metrics_dir protocol workers ray_address timing emitted_draws variant log log_project"
-        " log_dir".split()
-    )
-    left_out |= {"verification"} if cfg.get("verification") == "token" else set()  # older rows have no such parameter
-    left_out |= {name for name, value in variants.ADDED.items() if cfg.get(name) == value}
-    left_out |= {name for name in ("reference", "drafter_weights") if cfg.get(name) is None}
-    kept: dict[str, Any] = {name: value for name, value in cfg.items() if name not in left_out}
-    if "proposals" in kept:  # older rows call it `tries`, which now counts the drafts of a first token
-        kept |= {"tries": kept.pop("proposals")} | ({"drafts": cfg["tries"]} if cfg["tries"] > 1 else {})
-    if kept.get("rule") == "neighbourhood":  # older rows call it gsd, whose parameters are others now
-        kept["rule"] = "gsd"
-    return kept
+    return {name: value for name, value in cfg.items() if name not in _NOT_HASHED}
 
 
 def utc() -> str:
@@ -80,10 +63,10 @@ def new_run_id() -> str:
 class RunMetadata:
     """The content of run.json.
 
-    run_id: unique. config: digest of config.yaml; two digests while it is being written, none in folders of older
-    versions. sessions: the processes by name, each with its environment, see `worker.Joined`. begun: the latest start,
-    seconds since 1970. smallest_batch: the size to which batches shrank because memory was too small. logged: tracker
-    -> digest of the row that was written to it. asked: whether the metrics of the latest start were requested by name.
+    run_id: unique. config: digest of config.yaml; two digests while it is being written. sessions: the processes by
+    name, each with its environment, see `worker.Joined`. begun: the latest start, seconds since 1970. smallest_batch:
+    the size to which batches shrank because memory was too small. logged: tracker -> digest of the row that was written
+    to it. asked: whether the metrics of the latest start were requested by name.
     """
 
     run_id: str
@@ -103,12 +86,8 @@ class RunMetadata:
     def read(cls, path: Path) -> Self:
         """Reads run.json. UsageError if a run cannot have written the file, or if it was edited."""
         try:
-            text = content(path)
-            values = json.loads(text)
-            if "check" in values or "config" in values:  # older versions wrote neither
-                values = journal.decode(text)
-            known = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
-            metadata = cls(**known | {"config": tuple(values.get("config", ()))})
+            values = journal.decode(content(path))
+            metadata = cls(**values | {"config": tuple(values["config"])})
             sessions = metadata.sessions.values()
             if isinstance(metadata.run_id, str) and all(isinstance(session, dict) for session in sessions):
                 return metadata

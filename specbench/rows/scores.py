@@ -87,9 +87,7 @@ class ScoreJournal(AppendOnly[ScoreLine]):
 
 def _line(values: Mapping[str, Any]) -> ScoreLine:
     columns = {str(name): Score(**fields) for name, fields in values["columns"].items()}
-    # earlier versions wrote the key `basis`
-    renamed = {"fingerprint" if name == "basis" else name: value for name, value in values.items()}
-    return ScoreLine(**{**renamed, "columns": columns})
+    return ScoreLine(**{**values, "columns": columns})
 
 
 class _Prompted(Protocol):

@@ -11,7 +11,6 @@ such a covariance declares the number of features, by the name of their extracto
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -21,7 +20,6 @@ from specbench.config.yaml_files import cached
 from specbench.errors import UsageError
 from specbench.rows.columns import (
     OF_TIMING,
-    OLDER_DRIFT_BOUND,
     SHIFT_BOUND,
     SPEEDUPS,
     TIMED_COLUMNS,
@@ -42,17 +40,12 @@ MACHINE = {
     "torch": "PyTorch",
     "driver": "driver",
 }
-#: The note of tables on speed-ups of older rows, see `with_bias`.
-OLDER = (
-    f"decided by the drift of vanilla alone, so that the error has {SHIFT_BOUND:.0%} of the speed-up, by which a load"
-    " on one side may have moved it"
-)
 
 
 def shown(row: Row) -> dict[str, Any]:
-    """The row without values that are `withheld`, with 0 for values that are rounding errors, and with the errors of
-    `with_bias`. (Tables do the same with cells: `tables.layout.printable`.)"""
-    result = dict(with_bias(row))
+    """The row without values that are `withheld`, and with 0 for values that are rounding errors. (Tables do the same
+    with cells: `tables.layout.printable`.)"""
+    result = dict(row)
     for name, value in row.items():
         if withheld(row, name):
             result[name] = None
@@ -65,8 +58,7 @@ def withheld(row: Row, column: str) -> str:
     """Why a row's value in a column is not printed; "" if it is printed.
 
     A row whose timing is not valid shows no seconds. A speed-up in seconds also needs timed pairs of the method and
-    vanilla, enough of them for an error. Vanilla's own speed-up is 1 by definition. Older rows have Fréchet distances
-    of any number of images.
+    vanilla, enough of them for an error. Vanilla's own speed-up is 1 by definition.
     """
     if column not in TIMED_COLUMNS or column in OF_TIMING or row.get(column) in (None, ""):
         extractor = str(row.get(f"{column}_backend") or "").partition("@")[0]
@@ -80,12 +72,7 @@ def withheld(row: Row, column: str) -> str:
         return f"Not printed: {why}."
     if not is_speedup or _holds(row):
         return ""
-    if not row.get("timed_pairs"):
-        return (
-            "Not printed: the method and vanilla were timed in separate passes, between which the speed of the machine"
-            " changes; the row has the value."
-        )
-    return f"Not printed: {row['timed_pairs']} timed pairs are too few for an error."
+    return f"Not printed: {row.get('timed_pairs') or 0} timed pairs are too few for an error."
 
 
 # Images
@@ -127,13 +114,6 @@ def unsteady(row: Row) -> str:
     """Why the timing of a row is not valid although it has enough pairs; "" if it is valid."""
     if not row.get("timed_pairs") or _holds(row):
         return ""
-    if is_older(row):
-        if row.get("drift") in (None, "") or abs(float(row["drift"])) <= OLDER_DRIFT_BOUND:
-            return ""
-        return (
-            f"vanilla's seconds drifted by {float(row['drift']):+.0%} from the first half to the second, beyond the"
-            f" {OLDER_DRIFT_BOUND:.0%} with which a timing held when the row was measured"
-        )
     if row.get("speedup_shift") in (None, "") or float(row["speedup_shift"]) <= SHIFT_BOUND:
         return ""
     return (
@@ -144,27 +124,6 @@ def unsteady(row: Row) -> str:
 
 def _holds(row: Row) -> bool:
     return bool(row.get("timed_pairs")) and str(row.get("timing_valid")).lower() == "true"
-
-
-def is_older(row: Row) -> bool:
-    """Whether a row is from before the steadiness of the speed-up was measured."""
-    return bool(row.get("timed_pairs")) and row.get("further_pairs") in (None, "")
-
-
-def with_bias(row: Row) -> Row:
-    """The row. For an older row, the standard errors of speed-ups include the bias that its criterion allowed, B = 5 %.
-
-    Both are added in squares. An interval of 1.96 such errors then contains the truth with at least 95 % for every bias
-    up to B and every noise s: it reaches as far as B + 1.645 s, since 1.96^2 (B^2 + s^2) >= (B + 1.645 s)^2 for all s.
-    """
-    if not is_older(row) or is_vanilla(row):
-        return row
-    changed = {}
-    for column in SPEEDUPS:
-        if row.get(column) and row.get(error := stderr_of(column)):
-            total = math.hypot(float(row[error]), SHIFT_BOUND * float(row[column]))
-            changed[error] = str(total) if isinstance(row[error], str) else total
-    return {**row, **changed}
 
 
 def is_vanilla(row: Row) -> bool:

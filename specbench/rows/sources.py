@@ -121,7 +121,8 @@ def _read_parquet(path: Path) -> list[dict[str, Any]]:
         raise UsageError(f"cannot read {path} ({type(e).__name__}); name another file") from None
     if not {"run_id", "config_hash"} <= {*cells}:
         return []
-    return [as_read(row) for row in cells.where(cells.notna(), None).to_dict("records")]
+    rows = cells.where(cells.notna(), None).to_dict("records")
+    return [as_read({str(name): cell for name, cell in row.items()}) for row in rows]
 
 
 def _write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -97,8 +97,8 @@ def speed(images: Sequence[Record]) -> dict[str, Any]:
             "pixels_s": mean([r.pixels_s for r in images], batches),
         }
     )
-    if spent := _seconds_of_batches(images):
-        columns |= {f"batch_s_p{p}": float(np.percentile(spent, p)) for p in (50, 95)}
+    spent = _seconds_of_batches(images)
+    columns |= {f"batch_s_p{p}": float(np.percentile(spent, p)) for p in (50, 95)}
     latency = [r.latency_s for r in images if r.latency_s is not None]
     if len(latency) == len(images):
         columns |= with_errors({"latency_s_mean": mean(latency, prompts)})
@@ -111,9 +111,7 @@ def speed(images: Sequence[Record]) -> dict[str, Any]:
 
 
 def _seconds_of_batches(images: Sequence[Record]) -> list[float]:
-    """Decode seconds of every timed batch; [] for older records, which do not say which images were in one batch."""
-    if any(r.timed is None for r in images):
-        return []
+    """Decode seconds of every timed batch."""
     # Some images of a batch may be missing: after a kill, or with a smaller n.
     return list({(r.session, r.timed): r.decode_s * r.batch for r in images}.values())
 
@@ -198,7 +196,7 @@ def columns(images: Sequence[Record], raster: bool = True) -> dict[str, Any]:
         columns["proposals_max"] = max(max(r.tries or (0,)) for r in images)
         columns["residual_fallbacks"] = sum(r.fallbacks or 0 for r in images)
     drafted = np.mean([is_accepted_draft(r) for r in images], 0) if raster and len(by_depth) else None
-    drafts = ("first_accept", "draft_tv", "draft_top1", "draft_top3", "select_share")
+    drafts = ("first_accept", "draft_tv", "draft_top1", "draft_top3")
     means = {name: _mean_over_drafts(images, name) for name in drafts}
     return (
         columns

@@ -48,8 +48,8 @@ def is_timed(cfg: Mapping[str, Any]) -> bool:
 
 
 def was_timed(images: Sequence[Record]) -> bool:
-    """Whether all of these images were timed. (Older records have a latency but no number.)"""
-    return all(r.timed is not None or r.latency_s is not None for r in images)
+    """Whether all of these images were timed."""
+    return all(r.timed is not None for r in images)
 
 
 def pairs(images: Sequence[Record], vanilla: Sequence[Record]) -> list[Pair]:

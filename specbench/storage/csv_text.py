@@ -31,16 +31,14 @@ def csv_text(columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
-def csv_lines(
-    path: Path, renamed: Mapping[str, str] | None = None
-) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
-    """The header of a CSV file, and its rows by column, each with its line number. renamed: old column names -> new.
-    UsageError for a file that is not valid CSV: not UTF-8, an unterminated cell, a row with more or fewer cells than
-    the header, a column that occurs twice."""
+def csv_lines(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """The header of a CSV file, and its rows by column, each with its line number. UsageError for a file that is not
+    valid CSV: not UTF-8, an unterminated cell, a row with more or fewer cells than the header, a column that occurs
+    twice."""
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     lines: list[tuple[int, dict[str, str]]] = []
     try:
-        columns = [(renamed or {}).get(name, name) for name in next(reader, [])]
+        columns = next(reader, [])
         if len(set(columns)) < len(columns):
             raise UsageError(f"{path} has a column twice; keep one of them")
         for cells in reader:

@@ -117,13 +117,6 @@ def contrast(image: np.ndarray) -> int:
     return max(int(np.ptp(image[..., channel])) for channel in range(3))
 
 
-def code_map(codes: np.ndarray) -> np.ndarray:
-    """Codes (..., rows, columns) below 2^16 as pixels (..., rows, columns, 3) uint8: the high byte in red, the low byte
-    in green. It is not an image: a folder stores it if nothing here decodes the codes, so that they can be compared and
-    read again."""
-    return np.stack([codes >> 8, codes & 255, np.zeros_like(codes)], -1).astype(np.uint8)
-
-
 class ImageArray:
     """Images in memory: (N, H, W, 3) uint8."""
 

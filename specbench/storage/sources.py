@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,13 +62,10 @@ class Part:
 
     @property
     def known_sizes(self) -> dict[str, float]:
-        """Bytes of the files whose size is known without a request."""
-        return {**{name: in_bytes(text) for name, text in self.listed.items()}, **self.sizes}
-
-    @property
-    def unknown_sizes(self) -> list[str]:
-        """The patterns of `files` for which no size is known."""
-        return [p for p in self.files if not any(fnmatch.filter(self.known_sizes, part) for part in p.split("|"))]
+        """Bytes of the files, as far as they are known without a request; 0 for other patterns of `files`."""
+        sizes: dict[str, float] = {**{name: in_bytes(text) for name, text in self.listed.items()}, **self.sizes}
+        unknown = [p for p in self.files if not any(fnmatch.filter(sizes, part) for part in p.split("|"))]
+        return sizes | dict.fromkeys(unknown, 0.0)
 
     @property
     def pinned(self) -> bool:
@@ -133,10 +130,14 @@ class Data:
     licence: str
 
 
-def sized(sizes: Mapping[str, float], unknown: Iterable[str]) -> Iterator[str]:
-    """One line per file, with its bytes if they are known without a request."""
-    yield from (f"{format_size(count):>12}  {name}" for name, count in sizes.items())
-    yield from (f"size unknown  {name}" for name in unknown)
+def sized(size: float) -> str:
+    """A file's bytes as text; 0: not known without a request."""
+    return format_size(size) if size else "size unknown"
+
+
+def restricted(licence: str) -> str:
+    """A licence, with its restriction if it has one."""
+    return f"{licence}, {NON_COMMERCIAL[licence]}" if licence in NON_COMMERCIAL else licence
 
 
 def part_of(entry: ModelSource, name: str) -> Part | None:

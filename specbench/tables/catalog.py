@@ -91,7 +91,6 @@ def table(name: str, source: Source) -> Table:
         panels=tuple(panels),
         matched=source.made("matched", Matched, keys.matched) if keys.matched else None,
         tests=tuple(TableTest(*test) for test in tests),
-        needs=keys.needs,
         rows_of=keys.rows_of,
         on_request=keys.on_request,
         model=keys.model,

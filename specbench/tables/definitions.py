@@ -210,7 +210,6 @@ class Table:
     panels: tuple[Panel, ...] = ()  # the curves of its sweeps, from which a suite draws its own figure
     matched: Matched | None = None  # pairs of the figure's curves, printed instead of the lines
     tests: tuple[TableTest, ...] = ()
-    needs: tuple[str, ...] = ()  # if a row of an older version does not have these columns, it is measured again
     rows_of: Literal["run", "bench", "probe"] = "run"  # the command whose rows it shows
     on_request: bool = False
     model: str = DEFAULT_MODEL  # measured unless another one is requested

@@ -362,14 +362,11 @@ def draw_points(axis: Axes, points: Sequence[Point], style: Style, **more: Any) 
 
 
 def half_width(row: Row, key: str) -> float:
-    """Half the 95 % interval of a column; 0 for a parameter. A mean over seeds has Student's t, because seeds are few.
-    Rows of older versions have the standard deviation over their images, or no error, which counts as 0."""
+    """Half the 95 % interval of a column; 0 without an error. A mean over seeds has Student's t, because seeds are
+    few."""
     if between := row.get(spread_of(key)):
         from scipy.special import stdtrit
 
         seeds = int(row["seeds"])
         return float(between) / math.sqrt(seeds) * float(stdtrit(seeds - 1, 0.975))
-    if text := row.get(stderr_of(key)):
-        return NORMAL95 * float(text)
-    std = row.get(f"{key.removesuffix('_mean')}_std") or 0.0
-    return NORMAL95 * float(std) / math.sqrt(float(row["n"]))
+    return NORMAL95 * float(row.get(stderr_of(key)) or 0)

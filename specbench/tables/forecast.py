@@ -1,78 +1,129 @@
-"""Dry runs: images to decode and existing ones, time, disk, memory, downloads, and the commands in their order.
+"""Dry runs: images to decode and existing ones, hours, disk, memory, downloads, and the commands in their order.
 
-Time on this machine is known only from its rows below the current folder. Hours on a GPU, which need not exist, are
-a range (`gpu_hours`). Unknown values are reported as unknown. Nothing is loaded, fetched or written.
+Hours are those of the nearest measured steps (`bench.steps`). What is not known is reported as unknown. Nothing is
+loaded, fetched or written.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
 
-from specbench.bench import devices, to_fetch
-from specbench.bench.devices import Device
-from specbench.config import parameters
+from specbench.bench import devices, plan, steps, to_fetch
+from specbench.bench.devices import DEVICES, Device
+from specbench.bench.steps import MeasuredStep
+from specbench.config import parameters, registry
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
-from specbench.harness.pipeline import check_engine, resolve_device
+from specbench.harness.method import shape_of
+from specbench.harness.pipeline import check_engine
 from specbench.harness.planned import PlannedRun
-from specbench.rows.csv_files import as_cells
-from specbench.rows.journal import read_records
-from specbench.storage import origin
 from specbench.storage.files import format_size
-from specbench.tables import gpu_hours
-from specbench.tables.gpu_hours import Planner
 
 _MOST = 40  # maximum number of runs that are listed one by one
-_RECENT = 200  # records from which a speed is computed
 _RECORD, _OF_TOKEN = 4000, 12  # maximum bytes of a record, besides its tokens; bytes per token
-#: Parameters that do not change the time per image.
-_FREE = (
-    *("seed", "n", "images_per_prompt", "split", "data", "caption", "prompts"),
-    *("timing", "warmup", "protocol", "variant", "emitted_draws"),
+#: Parameters of a run that do not change its memory.
+_FREE = frozenset(
+    "seed n images_per_prompt split data caption prompts data_dir timing warmup protocol variant metrics metrics_dir"
+    " reference baseline device out log workers ray_address".split()
 )
 
 
 @dataclass(frozen=True)
 class Forecast:
     """The forecast of one run. images, existing: of both passes; left_of: missing images of the method, and of its
-    baseline; seconds: for the missing images, None if unknown; exact: whether they come from rows with the same
-    parameters, not only the same method; fault: why it cannot start yet; hours: by GPU, minimum and maximum."""
+    baseline; hours: by device, None if unknown; fault: why it cannot start yet."""
 
     run: PlannedRun
     images: int
     existing: int
     left_of: tuple[int, int]
-    seconds: float | None
-    exact: bool
+    hours: Mapping[str, float | None]
     fault: str
-    hours: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def left(self) -> int:
         return self.images - self.existing
 
-    def line(self, chosen: Mapping[str, Device] | None) -> str:
+    def line(self) -> str:
         cfg = self.run.config
-        what = f"{cfg['method']} on {cfg['model']}, seed {cfg['seed']}, n={cfg['n']}"
+        what = f"{cfg['method']} on {cfg['model']}, seed {cfg['seed']}, n={cfg['n']}, batch {cfg['batch']}"
         state = f"{self.left} images" + (f", {self.existing} exist" if self.existing else "")
-        if not self.left:
-            state = "finished"
-        elif self.seconds is not None:
-            state += f", {_duration(self.seconds)}"
-        elif not self.hours:
-            state += ", time unknown"
-        elif chosen:
-            state += f", {as_text(self.hours[next(iter(chosen))])}"
-        return f"{self.run.folder}: {what}, batch {cfg['batch']}: {state}"
+        if self.left and len(self.hours) == 1:
+            state += f", {as_text(next(iter(self.hours.values())))}"
+        return f"{self.run.folder}: {what}: {state if self.left else 'finished'}"
+
+
+@dataclass
+class Planner:
+    """Plans and hours of configurations. basis: what the hours rest on."""
+
+    results: Path
+    basis: dict[str, None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.steps, self.lengths = steps.read(self.results), steps.tokens_per_step(self.results)
+        self._plans: dict[str, dict[str, Any] | None] = {}
+
+    def plan(self, cfg: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The plan of `bench.plan`, made once; None for a plug-in's model that does not work on shapes."""
+        free = _FREE | parameters.declared("rule", cfg["rule"])
+        key = json.dumps({name: value for name, value in cfg.items() if name not in free}, default=str, sort_keys=True)
+        if key not in self._plans:
+            try:
+                self._plans[key] = plan.plan(cfg)
+            except Exception:  # whatever a plug-in raises; nothing depends on these numbers
+                self._plans[key] = None
+        return self._plans[key]
+
+    def of_model(self, cfg: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The plan of a model's vanilla AR, one image at once: its resolution, tokens and bytes."""
+        return self.plan({**without_method(cfg), "batch": 1, "engine": "eager"})
+
+    def hours(self, cfg: RunConfig, left_of: Sequence[int], device: str) -> float | None:
+        """Hours of the missing images of a method, and of its baseline; None if no such step was measured."""
+        planned, total = self.of_model(cfg), 0.0
+        for count, config in zip(left_of, (cfg, without_method(cfg)), strict=True):
+            if count:
+                found = planned and steps.nearest(self.steps, _step(config, planned["reads_gb"]["forward"], device))
+                if not planned or not found:
+                    return None
+                length, source = self._tokens_per_step(config, planned["tokens"])
+                self.basis |= dict.fromkeys([str(found[0]), *source])
+                total += count * planned["tokens"] / length * found[1] / config["batch"]
+        return total / 3.6e6
+
+    def _tokens_per_step(self, cfg: Mapping[str, Any], tokens: int) -> tuple[float, list[str]]:
+        """Of rows of the method on the model, else on any model; 1 without a row. And the source in words."""
+        method = cfg["method"]
+        if method == "vanilla":
+            return tokens / (cfg.get("iterations") or tokens), []
+        all_models = [(name, length) for (name, other), length in self.lengths.items() if other == method]
+        rows = [(name, length) for name, length in all_models if name == cfg["model"]] or all_models
+        if not rows:
+            return 1.0, [f"{method} without rows, taken as one token a step"]
+        length = sum(length for _, length in rows) / len(rows)
+        return length, [f"{method} {length:.3g} tokens a step in rows of {', '.join(name for name, _ in rows)}"]
+
+
+def _step(cfg: Mapping[str, Any], gb: float, device: str) -> MeasuredStep:
+    """The step of a configuration whose time is asked for."""
+    network = registry.drafter_network(cfg["drafter"]) is not None
+    width, continuous = shape_of(cfg).tree.nodes * cfg["batch"], parameters.is_continuous("model", cfg["model"])
+    return MeasuredStep(cfg["method"], device, device, cfg["engine"], width, network, continuous, gb)
+
+
+def without_method(cfg: Mapping[str, Any]) -> RunConfig:
+    """The vanilla AR of a configuration, with one token per pass."""
+    method = {"method": "vanilla", "drafter": "none", "rule": "exact", "verification": "token"}
+    kept = {name: value for name, value in cfg.items() if name not in parameters.method_parameters()}
+    singly = {"iterations": None} if "iterations" in kept else {}
+    return RunConfig({**kept, **method, **singly})
 
 
 @dataclass(frozen=True)
@@ -88,13 +139,12 @@ class DryRun:
         return sum(run.left for run in self.runs)
 
     @property
-    def hours(self) -> dict[str, tuple[float, float]]:
-        """By GPU, for the runs that have an estimate."""
-        timed = [run.hours for run in self.runs if run.hours]
-        return {
-            name: (sum(hours[name][0] for hours in timed), sum(hours[name][1] for hours in timed))
-            for name in (timed[0] if timed else ())
-        }
+    def hours(self) -> dict[str, float | None]:
+        """By device, of all runs; None if it is unknown for one of them."""
+        waiting = [run for run in self.runs if run.left]
+        names = dict.fromkeys(name for run in waiting for name in run.hours)
+        by_name = {name: [run.hours[name] for run in waiting if name in run.hours] for name in names}
+        return {name: None if None in hours else sum(filter(None, hours)) for name, hours in by_name.items()}
 
     @property
     def disk(self) -> tuple[float, list[str]]:
@@ -102,25 +152,41 @@ class DryRun:
         are unknown."""
         total, unknown = 0.0, dict[str, None]()
         for forecast in self.runs:
-            cfg = forecast.run.config
-            if not forecast.left:
-                continue
-            try:
-                planned = self.planner.plan(cfg)
-            except Exception:  # see `_of_gpus`
-                unknown[cfg["model"]] = None
-                continue
-            total += forecast.left * (3 * planned["resolution"] ** 2 + _RECORD + _OF_TOKEN * planned["tokens"])
+            planned = self.planner.of_model(forecast.run.config) if forecast.left else None
+            if planned:
+                total += forecast.left * (3 * planned["resolution"] ** 2 + _RECORD + _OF_TOKEN * planned["tokens"])
+            elif forecast.left:
+                unknown[forecast.run.config["model"]] = None
         return total, list(unknown)
+
+    def memory(self) -> list[str]:
+        """For each model, the run with the most images at once, and the GPUs whose memory is smaller."""
+        largest: dict[str, RunConfig] = {}
+        for cfg in (forecast.run.config for forecast in self.runs if forecast.left):
+            if cfg["model"] not in largest or cfg["batch"] >= largest[cfg["model"]]["batch"]:
+                largest[cfg["model"]] = cfg
+        lines = []
+        for model, cfg in largest.items():
+            what, planned = f"{model}, {cfg['method']}, batch {cfg['batch']}, {cfg['dtype']}", self.planner.plan(cfg)
+            if planned is None:
+                lines.append(f"unknown for {what}")
+                continue
+            peak = planned["peak_estimate_gb"]
+            sizes = {name: DEVICES[name].memory for name in self.hours if name in DEVICES}
+            small = [f"{name} ({size:g} GB)" for name, size in sizes.items() if peak > size]
+            fits = f", more than {', '.join(small)}" if small else f", fits {', '.join(sizes)}" if sizes else ""
+            parts = f"{planned['all_weights_gb']:.3g} GB of weights, {planned['state_gb']:.3g} GB of caches and buffers"
+            lines.append(f"{what}: {parts}; about {peak:.3g} GB at the peak{fits}")
+        return lines
 
 
 def dry_run(
     runs: Sequence[PlannedRun], chosen: Mapping[str, Device] | None = None, results: Path = Path("results")
 ) -> DryRun:
-    """chosen: the GPUs whose hours are computed (default: every known one, if a run is a real model's and not for the
-    CPU); results: the folder of committed rows."""
-    store, planner = _Store(), Planner(results)
-    return DryRun([_forecast(run, store, planner, chosen) for run in runs], planner)
+    """chosen: the GPUs whose hours are computed (default: the CPU, if it decodes, or every known GPU); results: the
+    folder of rows from which hours are taken."""
+    planner = Planner(results)
+    return DryRun([_forecast(run, planner, chosen) for run in runs], planner)
 
 
 def report(
@@ -130,46 +196,43 @@ def report(
     chosen = None if device_for is None else devices.named(device_for)
     if others := [run for run in runs if run.rows_of != "run"]:
         return f"dry run of {title}: {len(others)} lines by specbench {others[0].rows_of}, no images; then {command}"
-    forecasts = dry_run(runs, chosen, results)
-    images, existing = sum(f.images for f in forecasts.runs), sum(f.existing for f in forecasts.runs)
-    size, fetch = to_fetch.report(runs, command)
+    todo = dry_run(runs, chosen, results)
+    (size, fetch), (disk, unknown) = to_fetch.report(runs, command), todo.disk
+    images = sum(forecast.images for forecast in todo.runs)
     lines = [f"dry run of {title}: {len(runs)} run{'s' * (len(runs) != 1)}, nothing is decoded"]
-    lines += [f"  {forecast.line(chosen)}" for forecast in forecasts.runs[:_MOST]]
+    lines += [f"  {forecast.line()}" for forecast in todo.runs[:_MOST]]
     lines += [f"  ... and {len(runs) - _MOST} more runs"] if len(runs) > _MOST else []
-    lines.append(f"decode    {images - existing} images, {existing} of {images} exist")
-    lines.append(f"time      {_time(forecasts.runs)}")
-    lines += _gpu(forecasts)
-    lines.append(f"disk      {_disk(forecasts, size)}")
-    lines += [f"memory    {text}" for text in _memory(forecasts)]
+    lines.append(f"decode    {todo.images} images, {images - todo.images} of {images} exist")
+    lines += [f"time      {name}: {as_text(hours)}" for name, hours in todo.hours.items()]
+    if todo.planner.basis:
+        lines.append(f"basis     decoding alone, by the nearest measured steps: {'; '.join(todo.planner.basis)}")
+    if None in todo.hours.values():
+        lines.append(
+            "basis     unknown: no such step was measured; specbench bench out=results/bench/NAME.csv keeps one"
+        )
+    lines.append(f"disk      at most {format_size(disk)} of images and records, {format_size(size)} of downloads")
+    lines[-1] += f"; unknown for {', '.join(unknown)}" if unknown else ""
+    lines += [f"memory    {text}" for text in todo.memory()]
     # why runs cannot start, except for files to fetch, and which metrics would have no value
-    faults = dict.fromkeys(f.fault for f in forecasts.runs if f.fault and "specbench fetch" not in f.fault)
-    missing = (*faults, *to_fetch.unmeasured(f.run.config for f in forecasts.runs))
+    faults = dict.fromkeys(f.fault for f in todo.runs if f.fault and "specbench fetch" not in f.fault)
+    missing = (*faults, *to_fetch.unmeasured(f.run.config for f in todo.runs))
     return "\n".join([*lines, *(f"missing   {text}" for text in missing), *fetch])
 
 
-def _forecast(run: PlannedRun, store: _Store, planner: Planner, chosen: Mapping[str, Device] | None) -> Forecast:
-    fault = ""
+def _forecast(run: PlannedRun, planner: Planner, chosen: Mapping[str, Device] | None) -> Forecast:
+    cfg, status, fault = run.config, run.status(), ""
     try:
-        _check(run.config)
+        _check(cfg)
     except (UsageError, OSError) as e:
         fault = str(e)
-    status, count = run.status(), run.config.images
-    passes = (status.images, status.baseline)
-    existing = sum(min(progress.done, count) for progress in passes if progress is not None)
-    images = count * (2 if run.config.wants_baseline else 1)
-    left_of = [0 if progress is None else max(0, count - progress.done) for progress in passes]
-    rates = [store.rate(run.config, vanilla) if left else (0.0, True) for vanilla, left in enumerate(left_of)]
-    seconds = [left * rate[0] for left, rate in zip(left_of, rates, strict=True) if rate is not None]
-    return Forecast(
-        run,
-        images,
-        min(existing, images),
-        (left_of[0], left_of[1]),
-        sum(seconds) if len(seconds) == len(rates) else None,
-        all(rate is not None and rate[1] for rate in rates),
-        fault,
-        _of_gpus(run.config, left_of, planner, chosen),
-    )
+    done, done_of_baseline = (0 if p is None else min(p.done, cfg.images) for p in (status.images, status.baseline))
+    left_of = cfg.images - done, cfg.images - done_of_baseline if cfg.wants_baseline else 0
+    images = cfg.images * (2 if cfg.wants_baseline else 1)
+    is_real = parameters.default("model", cfg["model"], "weights") == "official"
+    on_cpu = cfg["device"] == "cpu" or (not is_real and not torch.cuda.is_available())
+    names = chosen or (["cpu"] if on_cpu else DEVICES)
+    hours = {name: planner.hours(cfg, left_of, name) for name in names} if any(left_of) else {}
+    return Forecast(run, images, images - sum(left_of), left_of, hours, fault)
 
 
 def _check(cfg: RunConfig) -> None:
@@ -182,166 +245,7 @@ def _check(cfg: RunConfig) -> None:
     check(cfg)
 
 
-# --- hours on a GPU ---------------------------------------------------------------------------------------------------
-
-
-def _of_gpus(
-    cfg: RunConfig, left_of: Sequence[int], planner: Planner, chosen: Mapping[str, Device] | None
-) -> dict[str, tuple[float, float]]:
-    """Hours by GPU; {} without requested GPUs, or if the model cannot be planned from shapes."""
-    is_real = parameters.default("model", cfg["model"], "weights") == "official"
-    if not any(left_of) or (chosen is None and (not is_real or cfg["device"] == "cpu")):
-        return {}
-    passes = zip(left_of, (cfg, gpu_hours.without_method(cfg)), strict=True)
-    wanted = [(count, config) for count, config in passes if count]
-    hours = {}
-    try:
-        for name, device in (chosen or devices.DEVICES).items():
-            times = [(count, planner.seconds(config, device)) for count, config in wanted]
-            low, high = (sum(count * seconds[i] for count, seconds in times) / 3600 for i in (0, 1))
-            hours[name] = low, high
-    except Exception as e:  # a plug-in's model may not work on shapes; nothing depends on these numbers
-        source = f"unknown ({type(e).__name__}: {e}), and so are the hours, of"
-        planner.sources.setdefault(source, set()).add(cfg["method"])
-        return {}
-    return hours
-
-
-def _gpu(forecasts: DryRun) -> Iterator[str]:
-    """Lines on the hours by GPU over all runs, and on their basis."""
-    planner, timed = forecasts.planner, [forecast for forecast in forecasts.runs if forecast.hours]
-    if timed:
-        peak = max(planner.peak_gb(forecast.run.config) for forecast in timed)
-        for name, hours in forecasts.hours.items():
-            memory = devices.DEVICES[name].memory
-            fits = "fits" if peak <= memory else "does not fit: choose a smaller batch, or another device"
-            yield f"gpu       {name}: {as_text(hours)}; about {peak:.3g} of {memory:g} GB, {fits}"
-        engines = (forecast.run.config["engine"] for forecast in timed)
-        kinds = dict.fromkeys("recorded" if engine != "eager" else "started" for engine in engines)
-        launches = ", ".join(f"{' to '.join(map(str, gpu_hours.LAUNCH_US[k]))} us for each {k} kernel" for k in kinds)
-        yield (
-            "basis     decoding alone, from shapes: bytes and arithmetic of a step at the data sheet's rates, or at"
-            f" {gpu_hours.SHARE:.0%} of them and after its launches; {launches}. These are assumptions: no step has"
-            " been timed on a GPU"
-        )
-    for source, names in planner.sources.items():
-        yield f"basis     tokens a step: {source} {', '.join(sorted(names))}"
-
-
-def as_text(hours: tuple[float, float]) -> str:
-    """A range of hours as text."""
-    low, high = hours
-    if high < 1:
-        return f"{60 * low:.2g} to {60 * high:.2g} min"
-    return f"{low:.2g} to {high:.2g} h" if high < 100 else f"{low:.0f} to {high:.0f} h"
-
-
-# --- time -------------------------------------------------------------------------------------------------------------
-
-
-class _Store:
-    """The rows of runs below the current folder, and the speeds in them."""
-
-    def __init__(self) -> None:
-        from specbench.rows import sources
-
-        runs = [(str(path.parent), row) for path, row in sources.runs_in(Path()) if isinstance(row, dict)]
-        self.rows = sorted(runs, key=lambda run: str(run[1]["time"]), reverse=True)
-        self._machines: dict[str, dict[str, Any]] = {}
-        self._rates: dict[str, tuple[float, bool] | None] = {}
-
-    def rate(self, cfg: Mapping[str, Any], vanilla: bool | int) -> tuple[float, bool] | None:
-        """Seconds per image of a configuration, or of its vanilla AR; and whether they come from rows with the same
-        parameters, not only the same method."""
-        key = json.dumps([vanilla, {name: value for name, value in cfg.items() if name not in _FREE}], default=str)
-        if key not in self._rates:
-            method = "vanilla" if vanilla else cfg["method"]
-            same = [item for item in self.rows if item[1]["method"] == method and self._is_here(item[1], cfg)]
-            exact = [item for item in same if _equal(item[1], cfg, bool(vanilla))]
-            candidates = [(item, True) for item in exact] + [(item, False) for item in same]
-            rates = ((seconds, is_exact) for item, is_exact in candidates if (seconds := _seconds(*item)))
-            self._rates[key] = next(rates, None)
-        return self._rates[key]
-
-    def _is_here(self, row: Mapping[str, Any], cfg: Mapping[str, Any]) -> bool:
-        """Whether a row comes from this machine, the same model, and the same number of images at once."""
-        device = cfg["device"]
-        if device.startswith("cuda") and not torch.cuda.is_available():
-            return False
-        if device not in self._machines:
-            self._machines[device] = origin.environment(resolve_device(device))
-        here = self._machines[device]
-        machine = all(row[name] == here[name] for name in ("device_name", "device", "threads"))
-        return machine and all(row[name] == cfg[name] for name in ("model", "batch", "dtype", "engine"))
-
-
-def _equal(row: Mapping[str, Any], cfg: Mapping[str, Any], vanilla: bool) -> bool:
-    """Whether a row has the parameters of a configuration, or of its vanilla AR, that change its speed."""
-    of_method = (*parameters.method_parameters(), *parameters.PARTS) if vanilla else ()
-    free = {*_FREE, *of_method, "method", "device", "weights"}
-    names = [name for name in cfg if name in row and name not in free]
-    cells_of_row, cells_of_cfg = (as_cells({name: values[name] for name in names}) for values in (row, cfg))
-    return cells_of_row == cells_of_cfg
-
-
-def _seconds(folder: str, row: Mapping[str, Any]) -> float | None:
-    """Seconds per image of a row, or of its run's records if the row has none."""
-    if row["images_per_s"]:
-        return float(1 / row["images_per_s"] + (row["text_s"] or 0) + (row["pixels_s"] or 0))
-    with suppress(UsageError, OSError):
-        if records := read_records(Path(folder) / "records.jsonl")[-_RECENT:]:
-            return fmean(record.decode_s + record.text_s + record.pixels_s for record in records)
-    return None
-
-
-def _time(runs: Sequence[Forecast]) -> str:
-    waiting = [forecast for forecast in runs if forecast.left]
-    known = [forecast for forecast in waiting if forecast.seconds is not None]
-    if not waiting:
-        return "none"
-    unknown = (
-        f"unknown for {len(waiting) - len(known)} of {len(waiting)} runs: no run here has such a row of this machine"
-    )
-    if not known:
-        return unknown
-    total = sum(forecast.seconds or 0 for forecast in known)
-    text = f"{_duration(total)} of decoding, one run after the other, without scoring"
-    if rough := sum(not forecast.exact for forecast in known):
-        text += f" ({rough} estimated from the same method with other parameters)"
-    return text if len(known) == len(waiting) else f"{text}; {unknown}"
-
-
-def _duration(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds))) if seconds >= 1 else "under a second"
-
-
-# --- disk and memory --------------------------------------------------------------------------------------------------
-
-
-def _disk(forecasts: DryRun, download: float) -> str:
-    total, unknown = forecasts.disk
-    text = f"at most {format_size(total)} of images and records, by the model's resolution"
-    text += f"; {format_size(download)} of downloads" if download else ""
-    return text + (f"; unknown for {', '.join(unknown)}" if unknown else "")
-
-
-def _memory(forecasts: DryRun) -> Iterator[str]:
-    """For each model, the run with the most images at once: weights, caches and estimated peak, from shapes alone."""
-    largest: dict[str, RunConfig] = {}
-    for forecast in forecasts.runs:
-        cfg = forecast.run.config
-        before = largest.get(cfg["model"])
-        if forecast.left and (before is None or cfg["batch"] >= before["batch"]):
-            largest[cfg["model"]] = cfg
-    for model, cfg in largest.items():
-        what = f"{model}, {cfg['method']}, batch {cfg['batch']}, {cfg['dtype']}"
-        try:
-            planned = forecasts.planner.plan(cfg)
-        except Exception as e:  # a plug-in's model may not work on shapes; nothing depends on this number
-            yield f"unknown for {what} ({type(e).__name__})"
-            continue
-        peak = planned["peak_estimate_gb"] - planned["runtime_estimate_gb"]
-        yield (
-            f"{planned['all_weights_gb']:.3g} GB of weights and {planned['state_gb']:.3g} GB of caches, about"
-            f" {peak:.3g} GB at the peak ({what})"
-        )
+def as_text(hours: float | None) -> str:
+    if hours is None:
+        return "unknown"
+    return f"{60 * hours:.2g} min" if hours < 1 else f"{hours:.2g} h" if hours < 100 else f"{hours:.0f} h"

@@ -14,9 +14,9 @@ from string import ascii_lowercase
 
 from specbench.config import parameters
 from specbench.errors import UsageError
-from specbench.rows.columns import COLUMNS, SPEEDUPS, TIMED_COLUMNS, stderr_of
+from specbench.rows.columns import COLUMNS, TIMED_COLUMNS, stderr_of
 from specbench.rows.remarks import pieces
-from specbench.rows.shown import OLDER, common_machine, elsewhere, is_older, is_vanilla, with_bias, withheld
+from specbench.rows.shown import common_machine, elsewhere, withheld
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import Column, Line, Table, TableTest, row_column
 from specbench.tables.literature import PublishedRow
@@ -199,8 +199,6 @@ class _Builder:
             parts.append(f"measured: {column.measured_as}")
         if column.spread and any(row.get(column.spread) for _, row in valued):
             parts.append(f"± its {column.spread_is}")
-            if column.key in SPEEDUPS and any(is_older(row) and not is_vanilla(row) for _, row in valued):
-                parts.append(OLDER)
         parts += _said(column, [row for _, row in valued])
         if column.published_as and self.published:
             parts.append(f"published: {column.published_as}")
@@ -320,7 +318,7 @@ def printable(table: Table, rows: Mapping[str, Row | None]) -> tuple[dict[str, R
     timed = [key for key in keys if table.rows_of == "bench" or key in TIMED_COLUMNS]
     present = {name: row for name, row in rows.items() if row is not None}
     common = common_machine(present.values(), timed)
-    reasons, kept = {}, {name: row and dict(with_bias(row)) for name, row in rows.items()}
+    reasons, kept = {}, dict(rows)
     for name, row in present.items():
         for key in keys:
             why = withheld(row, key)

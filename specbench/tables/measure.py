@@ -412,7 +412,7 @@ def _needs(table: Table, seconds: bool) -> tuple[str, ...]:
         return (SECONDS,)
     shown = [column.key for column in table.columns] if table.rows_of == "run" else []
     timed = [] if TIMED_COLUMNS.isdisjoint(shown) else [SECONDS]
-    return (*table.needs, *timed, *([EMITTED] if any(key.startswith("emitted_") for key in shown) else []))
+    return (*timed, *([EMITTED] if any(key.startswith("emitted_") for key in shown) else []))
 
 
 def _file_name(text: str) -> str:

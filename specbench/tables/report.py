@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.compare import breakdown, passes
-from specbench.config import configuration, parameters, variants
+from specbench.config import configuration, parameters
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError, plain
 from specbench.rows import baseline, provenance, selection, sources
@@ -161,13 +161,11 @@ def _shown(report: ReportContent) -> list[dict[str, Any]]:
 
 def command(row: Mapping[str, Any]) -> tuple[str, bool]:
     """The command line of the run of a row, and whether it gives exactly the same configuration. A row does not contain
-    all parameters of a run, and parameters of an older version may have another meaning today."""
+    all parameters of a run."""
     try:
         arguments, preset = _preset(row)
         for name, value in preset.items():
             in_row = name in row and name not in ("model", "method", *parameters.PARTS, "device", "weights")
-            if row.get(name) is None and variants.ADDED.get(name) == value:
-                continue  # the row is from a version without the parameter
             if in_row and _text(row[name]) != _text(value):
                 arguments.append(f"{name}={_text(row[name])}")
         if row["weights"] == "random":

@@ -72,7 +72,6 @@ class Definition:
     matched: Parameters = field(default_factory=dict)
     tests: tuple[PairKeys, ...] = ()
     remarks: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
     rows_of: Literal["run", "bench", "probe"] = "run"
     on_request: bool = False
     models: Any = None

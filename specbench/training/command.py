@@ -8,23 +8,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
 
 from specbench.config import missing_weights, parameters, registry
 from specbench.errors import UsageError, install
-from specbench.harness.pipeline import ContinuousPipeline, Pipeline
+from specbench.harness.pipeline import Pipeline
 from specbench.models.loading import checkpoints
 from specbench.storage import home, origin
 from specbench.storage.files import sha256_file, write_atomically
 from specbench.storage.reading import read_json
-from specbench.training.continuous import ContinuousTask
-from specbench.training.drafter import DiscreteTask
-from specbench.training.recipes import WHERE, TrainingPlan, is_continuous, plan
-from specbench.training.trainer import Alone, Checkpoints, Loss, Processes, Recipe, Validation, fit, processes
+from specbench.training.drafter import TrainingTask
+from specbench.training.recipes import WHERE, TrainingPlan, plan
+from specbench.training.trainer import Alone, Checkpoints, Processes, Recipe, Validation, fit, processes
 
 SAMPLING = (
     "cfg_scale",
@@ -34,21 +31,19 @@ SAMPLING = (
     "top_p",
     "entropy_temperature",
     "top_n_sigma",
-    "diffusion_steps",
 )
 NOTE = Path("state", "plan.json")
 
 
 @dataclass
 class TrainingResult:
-    """The result of a training: the file of the weights, their statistics, the number of training examples, checkpoint
-    file -> its statistics, and the meaning of the statistics."""
+    """The result of a training: the file of the weights, their statistics, the number of training examples, and
+    checkpoint file -> its statistics."""
 
     file: Path
     statistics: dict[str, float]
     examples: int
     checkpoints: dict[Path, dict[str, float]] = field(default_factory=dict)
-    about: str = ""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -59,6 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     cfg = {**training_plan.cfg, "device": str(device)} if device else training_plan.cfg
     missing_weights.check(cfg)
     pipeline = Pipeline.load(cfg)
+    assert isinstance(pipeline, Pipeline)  # the plan refuses other models
     try:
         result = train(training_plan, pipeline, process_group)
     except KeyboardInterrupt:
@@ -71,50 +67,14 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-class TrainingTask(Protocol):
-    """The loss of a network and its statistics. The constructor makes the examples.
-
-    rows, held_out: indices of the training examples and of the held-out examples; best: the weights with the highest
-    value of this statistic are kept (empty: the last weights); before: statistics of the initial weights; about: the
-    meaning of the statistics.
-    """
-
-    network: nn.Module
-    rows: np.ndarray
-    held_out: np.ndarray
-    best: str
-    before: dict[str, float]
-    about: str
-
-    def loss(self, batch: int) -> Loss:
-        """The loss on the examples `rows`, with `batch` examples per step."""
-        ...
-
-    def validate(self) -> dict[str, float]:
-        """Statistics during the training."""
-        ...
-
-    def final_statistics(self, last: bool) -> dict[str, float]:
-        """Statistics of the network with stored weights: the last weights or, with last = False, a checkpoint."""
-        ...
-
-
-def _task(plan: TrainingPlan, pipeline: Any, process_group: Processes) -> TrainingTask:
-    make = ContinuousTask if is_continuous(plan["drafter"]) else DiscreteTask
-    task: TrainingTask = make(plan, pipeline, _start(plan), process_group)
-    return task
-
-
-def train(
-    plan: TrainingPlan, pipeline: Pipeline | ContinuousPipeline, process_group: Processes | None = None
-) -> TrainingResult:
+def train(plan: TrainingPlan, pipeline: Pipeline, process_group: Processes | None = None) -> TrainingResult:
     """Train as planned. Resumes where an earlier call with the same plan stopped."""
     process_group = process_group or Alone()
     kind, out = plan["drafter"], plan.out
     note = _note(plan, pipeline.weights)
     _check_note(out, note)
     torch.manual_seed(plan.cfg["seed"])
-    task = _task(plan, pipeline, process_group)
+    task = TrainingTask(plan, pipeline, _start(plan), process_group)
     if plan["batch"] > len(task.rows):
         raise UsageError(
             f"batch={plan['batch']} is more than the {len(task.rows)} examples to train on; give a smaller one"
@@ -151,9 +111,7 @@ def train(
     write(file)
     by_checkpoint = {path: final_statistics(path, last=False) for path in checkpoint_files.values()}
     spent = {name: spent[name] for name in ("seconds", "images")}
-    return TrainingResult(
-        file, final_statistics(file, last=True) | task.before | spent, len(task.rows), by_checkpoint, task.about
-    )
+    return TrainingResult(file, final_statistics(file, last=True) | spent, len(task.rows), by_checkpoint)
 
 
 def recipe_of(plan: TrainingPlan, rows: int) -> Recipe:
@@ -242,7 +200,7 @@ def _card(plan: TrainingPlan, pipeline: Any, result: TrainingResult, arguments: 
             for f, s in checkpoints.items()
         ),
         "",
-        result.about.format(sampling=sampling),
+        TrainingTask.about.format(sampling=sampling),
         "",
         "| recipe | value |",
         "|---|---|",

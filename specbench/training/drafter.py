@@ -195,8 +195,12 @@ def _example_means(values: Tensor, where: Tensor) -> Tensor:
 HELD, FEWER = 1000, 200  # maximal number of held-out examples for the final statistics, and for a validation
 
 
-class DiscreteTask:
-    """See `command.TrainingTask`."""
+class TrainingTask:
+    """The loss of a network and its statistics. The constructor makes the examples.
+
+    rows, held_out: indices of the training examples and of the held-out examples; best: the weights with the highest
+    value of this statistic are kept (empty: the last weights); about: the meaning of the statistics.
+    """
 
     about = (
         "tv: mean total variation to the target's distribution, one token after the target's last hidden state (tv_2"
@@ -222,17 +226,19 @@ class DiscreteTask:
             self.training.freeze()
         self.guidance = Sampling(cfg_scale=plan.cfg["cfg_scale"]) if plan["guided"] else PLAIN
         self.best = "" if plan["keep"] == "last" else plan["keep"]
-        self.before: dict[str, float] = {}
 
     def loss(self, batch: int) -> Loss:
+        """The loss on the examples `rows`, with `batch` examples per step."""
         terms = LossTerms(**{name: self.plan[name] for name in LossTerms.__dataclass_fields__})
         return loss_of(self.training, self.dataset, self.rows, batch, terms, self.guidance)
 
     def validate(self) -> dict[str, float]:
+        """Statistics during the training."""
         return evaluate(self.training, self.dataset, self.held_out[:FEWER], sampling=self.guidance)
 
     def final_statistics(self, last: bool) -> dict[str, float]:
-        """With the guidance and sampling of a run. For the last weights, also at later positions."""
+        """Statistics of the network with stored weights, with the guidance and sampling of a run: of the last weights,
+        also at later positions, or, with last = False, of a checkpoint."""
         live, sampling = self.data.live(self.target), self.pipeline.config.sampling
         depth = self.training.evaluated if last else 1
         return evaluate(self.training, live, self.held_out[:HELD], depth, self.plan["decode_batch"], sampling)

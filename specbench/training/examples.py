@@ -2,8 +2,7 @@
 
 A folder has shards, examples-00000.safetensors and so on, which are written atomically. A shard contains tokens (n, T)
 int32 and, if features are stored, hidden (n, P - 1 + T, width) in the target's dtype, and ids (n, P) int32 and valid
-(n, P) bool of the prefix. For continuous tokens it contains the mean and spread of their normal distributions, tokens
-(n, 2, L, D) float16. The shard's metadata have its prompts, the index of its first example and the identity of the
+(n, P) bool of the prefix. The shard's metadata have its prompts, the index of its first example and the identity of the
 examples. When all shards exist, manifest.json lists them with their digests. After an interruption, the same command
 resumes.
 """
@@ -26,9 +25,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from specbench.errors import UsageError
-from specbench.harness.pipeline import ContinuousPipeline, Pipeline
+from specbench.harness.pipeline import Pipeline
 from specbench.models.language import Language
-from specbench.models.mar_sampling import Guided
 from specbench.models.pixels import to_float
 from specbench.models.supervision import Batch
 from specbench.storage import image_files
@@ -83,27 +81,9 @@ def make(
     return Examples(_write(plan, pipeline, prompts, identity, size, shard, process_group), pipeline, stored)
 
 
-def make_continuous(plan: TrainingPlan, pipeline: ContinuousPipeline, process_group: Processes) -> Examples:
-    """The same for a model of continuous tokens. Tokens that the target draws have spread 0."""
-    target: Guided = pipeline.model.target
-    prompts = pairs(plan, target.model.cfg.classes)
-    names = ("temperature", "cfg_scale", "cfg_schedule", "diffusion_steps", "final_noise")
-    identity = {name: plan.cfg[name] for name in names} if plan["source"] == "self" else {}
-
-    def encode(images: Tensor) -> np.ndarray:
-        return torch.stack(pipeline.model.token_distribution(images), 1).half().cpu().numpy()
-
-    def shard(part: Sequence[ExamplePrompt], rows: range, bar: Any) -> dict[str, Tensor]:
-        tokens = torch.as_tensor(_tokens(plan, pipeline, part, rows.start, bar, encode)).half()
-        return {"tokens": tokens if tokens.dim() == 4 else torch.stack([tokens, torch.zeros_like(tokens)], 1)}
-
-    size = 4 * target.length * target.dim
-    return Examples(_write(plan, pipeline, prompts, identity, size, shard, process_group), pipeline, False)
-
-
 def _write(
     plan: TrainingPlan,
-    pipeline: Pipeline | ContinuousPipeline,
+    pipeline: Pipeline,
     prompts: Sequence[ExamplePrompt],
     extra: Mapping[str, Any],
     size: int,
@@ -159,7 +139,7 @@ def _write(
 
 def _identity(
     plan: TrainingPlan,
-    pipeline: Pipeline | ContinuousPipeline,
+    pipeline: Pipeline,
     prompts: Sequence[ExamplePrompt],
     extra: Mapping[str, Any],
 ) -> str:
@@ -210,7 +190,7 @@ def _bytes(target: Language, pipeline: Pipeline, first: ExamplePrompt, aux_hidde
 
 def _tokens(
     plan: TrainingPlan,
-    pipeline: Pipeline | ContinuousPipeline,
+    pipeline: Pipeline,
     prompts: Sequence[ExamplePrompt],
     first: int,
     bar: Any,

@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 
 from specbench import data
-from specbench.data import scenes, scenes_classes, worlds
+from specbench.data import worlds
 from specbench.data.base import key
 from specbench.errors import UsageError
 from specbench.storage import home, image_files
 from specbench.storage.reading import read_text
 from specbench.training.recipes import TrainingPlan
-
-_UNSEEN = 1  # a seed whose pictures the embedded models were not trained on
 
 
 @dataclass(frozen=True)
@@ -44,13 +42,6 @@ def _examples(plan: TrainingPlan, classes: int) -> list[ExamplePrompt]:
     if plan["source"] == "self":
         return [ExamplePrompt(item.id, item.prompt) for item in data.load({**cfg, "n": plan["n"]})]
     if not plan["images"]:
-        if cfg["data"] == "scenes_classes":
-            singles = scenes_classes.singles("train", plan["n"], _UNSEEN)
-            numbers = scenes_classes.numbers_of(np.array([s.scene.labels() for s in singles], dtype=np.int64))
-            return [
-                ExamplePrompt(str(s.index), scenes_classes.NAMES[number], _Portrait(s.index, _UNSEEN))
-                for s, number in zip(singles, numbers, strict=True)
-            ]
         if cfg["data"] not in worlds.NAMES:
             raise UsageError(
                 f"source=pairs needs images, but data={cfg['data']} has no images: name their folder with"
@@ -74,15 +65,6 @@ class _Drawn:
     def __call__(self) -> np.ndarray:
         world = worlds.world(self.world)
         return world.draw(world.sample(self.split, self.index))
-
-
-@dataclass(frozen=True)
-class _Portrait:
-    index: int
-    seed: int
-
-    def __call__(self) -> np.ndarray:
-        return scenes.draw(scenes.sample("train", self.index, self.seed), portrait=True)
 
 
 def _captioned(folder: Path, classes: int, cfg: Mapping[str, Any]) -> list[ExamplePrompt]:

@@ -21,7 +21,7 @@ TABLE: dict[str, Parameter] = {
     "recipe": Parameter(
         "string",
         "the recipe with the defaults of the other arguments: lantern for LlamaGen; coolsd for other real targets;"
-        " scenes, textures and mar_scenes for the embedded targets",
+        " scenes and textures for the embedded targets",
     ),
     "out": Parameter("path", "folder of the weights, their card, the curves, the examples and the state for resuming"),
     "examples": Parameter("path", "folder of the examples, for trainings that share them", null="examples/ in out"),
@@ -91,11 +91,6 @@ TABLE: dict[str, Parameter] = {
         high=1,
     ),
     "freeze": Parameter("flag", "do not train the token table, which is the target's (EAGLE drafters)"),
-    "objective": Parameter(
-        "string",
-        "for continuous tokens: the divergence of drafted paths from the target's, or the loss of MAR's training",
-        choices=("path_kl", "denoising"),
-    ),
     "labels": Parameter(
         "string", "the cross-entropy is to the target's distribution or to the token", choices=("distribution", "token")
     ),
@@ -119,9 +114,6 @@ _FILE, _EMBEDDED = "recipes.yaml", "scenes"
 _FREE = {"out": None, "examples": None, "images": None, "decode_batch": 16, "tensorboard": False}
 #: Arguments that do not affect the weights, and may change when a training is resumed.
 WHERE = ("out", "examples", "save_every", "tensorboard", "decode_batch")
-#: Arguments for drafters of discrete tokens only, and for drafters of continuous tokens only.
-_DISCRETE = "features noise cross regression unroll_steps decay positions freeze labels heads keep".split()
-_CONTINUOUS = ["objective"]
 
 
 @dataclass(frozen=True)
@@ -158,17 +150,12 @@ def plan(arguments: Sequence[str]) -> TrainingPlan:
     kind = _checked("drafter", kind)
     run_parameters = values(run_arguments, {w.partition("=")[0] for w in run_arguments})
     model = run_parameters.get("model", parameters.default_choice("model"))
-    _check_kind(kind, model, training_arguments)
+    if model in parameters.choices("model") and parameters.kind("model", model) != "discrete":
+        raise UsageError(f"drafter={kind} is for models of discrete tokens, and model={model} is none: name another")
     recipe = training_arguments.get("recipe", _default_recipe(model))
     settled = settings(recipe, kind)
     run = settled.pop("run")
     settled |= {name: _checked(name, text) for name, text in training_arguments.items()} | {"recipe": recipe}
-    if settled.get("objective") == "denoising":
-        if "guided" in training_arguments and settled["guided"]:
-            raise UsageError(
-                "objective=denoising does not compare with the target, so it has no guidance: leave out guided="
-            )
-        settled["guided"] = False
     for length, alternative in (("epochs", "steps"), ("steps", "epochs")):
         if length in training_arguments and alternative not in training_arguments:
             settled[alternative] = None
@@ -176,7 +163,7 @@ def plan(arguments: Sequence[str]) -> TrainingPlan:
         raise UsageError("give the length of the training: either epochs= or steps=")
     if settled["source"] == "self" and settled["images"]:
         raise UsageError("images= is for source=pairs; with source=self the target draws the images")
-    stored = settled.get("features") == "stored"
+    stored = settled["features"] == "stored"
     if kind == "draft_model" and stored:
         raise UsageError("a draft model learns from prompts, not from hidden states: use features=live")
     if settled["guided"] and stored:
@@ -189,46 +176,17 @@ def plan(arguments: Sequence[str]) -> TrainingPlan:
     return TrainingPlan(settled, cfg)
 
 
-def _check_kind(kind: str, model: str, arguments: Mapping[str, str]) -> None:
-    """Raises UsageError unless the drafter is for the model's kind of tokens and has these arguments."""
-    continuous = is_continuous(kind)
-    tokens, other_tokens = ("continuous", "discrete") if continuous else ("discrete", "continuous")
-    if model in parameters.choices("model"):
-        if parameters.kind("model", model) != tokens:
-            suited = [name for name in TABLE["drafter"].choices if is_continuous(name) != continuous]
-            raise UsageError(
-                f"{model} draws {other_tokens} tokens, but drafter={kind} is for {tokens} tokens: use"
-                f" drafter={'|'.join(suited)}, or another model="
-            )
-        if continuous and parameters.default("model", model, "weights") != "embedded":
-            raise UsageError(
-                f"the drafter of {model} is a model of its family, in draft/ or drafter_weights=; this command only"
-                " trains the drafter of mar_scenes"
-            )
-    for name in _DISCRETE if continuous else _CONTINUOUS:
-        if name in arguments:
-            raise UsageError(
-                f"{name}= is for drafters of {other_tokens} tokens, but {kind} drafts {tokens} tokens: leave it out"
-            )
-
-
-def is_continuous(kind: str) -> bool:
-    """Whether a trained drafter is for continuous tokens."""
-    return parameters.is_continuous("drafter", kind)
-
-
 def settings(recipe: str, kind: str) -> dict[str, Any]:
     """The settings of a recipe for a kind of drafter; `run`: its arguments of a run. Raises UsageError for an unknown
     recipe, and for missing or unknown settings."""
-    recipes, continuous = _recipes(), is_continuous(kind)
-    suitable = {name: values for name, values in recipes.items() if ("objective" in values) == continuous}
-    if recipe not in suitable:
-        raise unknown(f"recipe for drafter={kind}", recipe, suitable)
-    common = suitable[recipe]
+    recipes = _recipes()
+    if recipe not in recipes:
+        raise unknown("recipe", recipe, recipes)
+    common = recipes[recipe]
     by_drafter = {name: common.pop(name, {}) for name in TABLE["drafter"].choices}
     merged = {**common, **by_drafter[kind]}
     run = merged.pop("run", {})
-    required = set(TABLE) - set(_FREE) - {"drafter", "recipe"} - set(_DISCRETE if continuous else _CONTINUOUS)
+    required = set(TABLE) - set(_FREE) - {"drafter", "recipe"}
     if odd := sorted(required ^ set(merged)):
         raise UsageError(
             f"recipe {recipe} in conf/{_FILE} must set {', '.join(sorted(required))} (check: {', '.join(odd)})"
@@ -247,7 +205,7 @@ def defaults() -> tuple[dict[str, Any], list[tuple[str, str]]]:
         base = recipes[like or _EMBEDDED]
         changed = _texts({key: value for key, value in settings.items() if key == "run" or base.get(key) != value})
         changes += [(name, f"as {like or 'above'}, but {changed}"), *by_drafter]
-    merged = {**_FREE, **recipes["mar_scenes"], **recipes[_EMBEDDED]}
+    merged = {**_FREE, **recipes[_EMBEDDED]}
     return {**merged, "recipe": "by the model", "out": "drafters/MODEL/ DRAFTER"}, changes
 
 
@@ -271,7 +229,7 @@ def _recipes() -> dict[str, dict[str, Any]]:
 
 def _default_recipe(model: str) -> str:
     if parameters.default("model", model, "weights") == "embedded":
-        return "mar_scenes" if parameters.is_continuous("model", model) else str(parameters.world("model", model))
+        return str(parameters.world("model", model))
     return "lantern" if model.startswith("llamagen") else "coolsd"
 
 

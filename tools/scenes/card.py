@@ -24,7 +24,7 @@ from specbench.models.pixels import to_float, to_uint8
 from specbench.models.supervision import TargetHead
 from specbench.models.vq import VQConfig, VQModel
 from specbench.storage.origin import environment
-from specbench.training import drafter, recipes
+from specbench.training import drafter
 from specbench.training.dataset import LiveDataset
 from specbench.training.examples import Encoded
 from tools.scenes import tokenizer
@@ -79,7 +79,7 @@ def neighbour_statistics(world: World, assets: Path, device: torch.device) -> di
 DRAFTERS = {
     f"tv_{network.folder}{variant and f'_{variant}'}": (name, f"embedded{variant and f':{variant}'}")
     for name, network in registry.drafter_networks().items()
-    if network.training and not recipes.is_continuous(name)
+    if network.training
     for variant in ("", *network.variants)
 }
 

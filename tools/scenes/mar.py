@@ -16,8 +16,8 @@ from specbench.models.loading.mar_scenes import Latents
 from specbench.models.mar import MAR
 from specbench.models.mar_sampling import Guided
 from specbench.models.pixels import to_float
-from specbench.training.continuous import REPEATS, conditions_of_masked, divergence, draw
 from specbench.training.trainer import MicroStep, Recipe, fit
+from tools.scenes.paths import REPEATS, conditions_of_masked, divergence, draw
 
 #: Weight of the divergence from a standard normal, in nats per latent dimension, relative to the pixels' squared error.
 #: A smaller weight makes images sharper. A larger weight adds more noise to every token; a draft model within this

@@ -19,14 +19,8 @@ from torch import Tensor
 
 from specbench.decoding.batch import BatchDecoding, Decoded, finished, not_finite
 from specbench.decoding.continuous.decide import Compared, Drafts, decide, keyed
-from specbench.decoding.continuous.rule import ContinuousRule, check_causal
-from specbench.decoding.continuous.sessions import (
-    ContinuousModel,
-    ContinuousSession,
-    GenerationOrder,
-    Masked,
-    conditions_of,
-)
+from specbench.decoding.continuous.rule import ContinuousRule
+from specbench.decoding.continuous.sessions import Conditions, ContinuousModel, ContinuousSession, GenerationOrder
 from specbench.decoding.continuous.trajectory import Trajectory, draw_trajectory, normal
 from specbench.decoding.continuous.verify import ACCEPT, NOISE, ORDER, Verifier
 from specbench.decoding.rng import RandomStreams
@@ -132,22 +126,14 @@ class ContinuousDecoding(BatchDecoding[_StepStats]):
         self.rule, self.clock, self.engine = rule, clock or Idle(), engine or Eager()
         self.length, self.dim, self.steps = like
         self.reach = rule.gamma + 1
-        self.changed = self.reach if rule.on_reject == "continue" else 1  # committed tokens that a pass may change
         self.rng, self.device, rows = rng.copied(), rng.key.device, len(rng)
         self.all_rows, self.numbers = (torch.arange(n, device=self.device) for n in (rows, self.length + self.reach))
         self.compact, self.drafting = compacts(self.device), Clock(self.device)
         zero = torch.zeros(rows, dtype=torch.int64, device=self.device)
         self.target: ContinuousSession = model.open(conditioning, rows)
-        causal = self.target.causal
-        if causal:
-            check_causal(rule)
-        self.order = (
-            GenerationOrder.raster(rows, self.length, self.device)
-            if causal
-            else GenerationOrder.random(rng, ORDER, self.length)
-        )
+        self.order = GenerationOrder.random(rng, ORDER, self.length)
         self.tokens = torch.zeros(rows, self.length + 1, self.dim, device=self.device)
-        self.conditions = conditions_of(self.target, self.order)
+        self.conditions = Conditions(self.target, self.order)
         self.most = 0  # no image has more tokens
         self.num_committed, self.passes, self.drafted, self.accepted, self.fallbacks, self.made = (
             torch.zeros_like(zero) for _ in range(6)
@@ -159,16 +145,12 @@ class ContinuousDecoding(BatchDecoding[_StepStats]):
         self.verifier: Verifier | None = None
         if drafter is not None and rule.gamma:
             opened = drafter.open(conditioning, rows)
-            if opened.causal != causal:
-                raise UsageError("a causal and a masked model generate tokens in different orders: use two of a kind")
             self.verifier = Verifier(self.target, opened, rule, self.engine, self.compact)
-            self.draft_conditions = conditions_of(opened, self.order)
+            self.draft_conditions = Conditions(opened, self.order)
         self.state = DecodeState(rows, self.buffers(), {"all_rows": self.all_rows, "numbers": self.numbers})
         before = self.length if self.verifier is None else math.ceil(round(rule.prefill * self.length, 6))
         for count in rule.tokens_per_pass or (1,) * before:
             self.draw_directly(count)
-        if self.verifier is not None:
-            self.draft_conditions.see(self.tokens, before)
 
     def buffers(self) -> Buffers:
         """Everything that a pass reads or writes."""
@@ -210,7 +192,7 @@ class ContinuousDecoding(BatchDecoding[_StepStats]):
             z = self.conditions.following(self.tokens, self.all_rows, self.num_committed, 1, self.most)
         else:
             before = (self.num_committed[:, None] + (count - 1)).expand(-1, count)
-            z = self._from_prefix(self.tokens, self.all_rows, self.num_committed, number, before)
+            z = self.conditions.from_prefix(self.tokens, self.all_rows, self.num_committed, number, before, self.most)
         self.clock.lap("forward")
         self.passes += 1
         self._draw(z.flatten(0, 1), self.all_rows.repeat_interleave(count), number.flatten())
@@ -255,10 +237,7 @@ class ContinuousDecoding(BatchDecoding[_StepStats]):
         for i in range(len(offsets)):
             at = number[:, i : i + 1]
             firsts = slice(None, None, tries if i == 0 else 1)
-            changed = self.changed + 1 if i == 0 else 1  # the drafter never read the last token of an accepted draft
-            z = self.draft_conditions.following(values[firsts], row[firsts], at[firsts, 0], 1, self.most + i, changed)[
-                :, 0
-            ]
+            z = self.draft_conditions.following(values[firsts], row[firsts], at[firsts, 0], 1, self.most + i)[:, 0]
             z = z[copies] if len(z) < len(row) else z
             noise = self.noise(row, keyed(at[:, 0], series, self.length), NOISE)
             path = draw_trajectory(drafter, z, noise, self.rule, self.engine)
@@ -277,16 +256,16 @@ class ContinuousDecoding(BatchDecoding[_StepStats]):
         row, tries, gamma = drafts.row, self.rule.tries, drafts.number.shape[1]
         first = drafts.number[:, 0]
         if self.rule.verify == "parallel":
-            z = self._from_prefix(self.tokens[row], row, first, drafts.number, drafts.number)
+            z = self.conditions.from_prefix(self.tokens[row], row, first, drafts.number, drafts.number, self.most)
             return z.flatten(0, 1), None
-        following = partial(self.conditions.following, most=self.most, changed=self.changed)
-        if tries == 1:  # always the same number of tokens, so that an image's bits do not depend on when others end
-            z = following(drafts.values, row, first=first, count=(self.rule.gamma if self.target.causal else gamma) + 1)
+        following = self.conditions.following
+        if tries == 1:
+            z = following(drafts.values, row, first, gamma + 1, self.most)
         else:  # several first tokens share a condition
             firsts = slice(None, None, tries)
-            z = following(drafts.values[firsts], row[firsts], first=first[firsts], count=1).repeat_interleave(tries, 0)
-            z = torch.cat([z, following(drafts.values, row, first=first + 1, count=gamma, most=self.most + 1)], 1)
-        return z[:, :gamma].flatten(0, 1), z[:, : gamma + 1] if self.rule.on_reject == "stop" else None
+            z = following(drafts.values[firsts], row[firsts], first[firsts], 1, self.most).repeat_interleave(tries, 0)
+            z = torch.cat([z, following(drafts.values, row, first + 1, gamma, self.most + 1)], 1)
+        return z[:, :gamma].flatten(0, 1), z if self.rule.on_reject == "stop" else None
 
     def _compare(self, verifier: Verifier, drafts: Drafts, z: Tensor, z_after: Tensor | None) -> Compared:
         """Compare drafts with the target."""
@@ -345,12 +324,6 @@ class ContinuousDecoding(BatchDecoding[_StepStats]):
         number = drafts.number.clamp_max(self.length)
         for recorded, flags in ((self.kept, kept), (self.verified, verified)):
             recorded[row] = recorded[row].scatter(1, number, flags)
-
-    def _from_prefix(self, values: Tensor, row: Tensor, known: Tensor, number: Tensor, done: Tensor) -> Tensor:
-        """The target's z (n, k, E) of the tokens `number` (n, k) of images `row` (n,), all given the first `known` (n,)
-        tokens. done (n, k): see `Masked.from_prefix`."""
-        assert isinstance(self.conditions, Masked), "check_causal refuses the others"
-        return self.conditions.from_prefix(values, row, known, number, done, self.most)
 
     def _draw(self, z: Tensor, row: Tensor, number: Tensor) -> None:
         """The target draws the tokens `number` (n,) itself."""

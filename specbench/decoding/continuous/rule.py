@@ -85,16 +85,6 @@ class ContinuousRule:
         return plain and self.verify == "causal" and self.on_reject == "stop"
 
 
-def check_causal(rule: ContinuousRule) -> None:
-    """Raises UsageError for parameters that need a masked target."""
-    if rule.tokens_per_pass:
-        raise UsageError("iterations= is for masked models such as MAR; this one draws token by token: leave it out")
-    if rule.verify == "parallel" and rule.gamma:
-        raise UsageError("verify=parallel needs a masked target such as MAR; this one is causal: use verify=causal")
-    if rule.tries > 1:
-        raise UsageError("tries= above 1 needs a masked target such as MAR; this one is causal: use tries=1")
-
-
 def shape(cfg: Mapping[str, Any]) -> DraftShape:
     return DraftShape(build_tree(chain_paths(cfg["gamma"])), passes=cfg["gamma"])
 

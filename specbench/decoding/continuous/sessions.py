@@ -1,9 +1,7 @@
 """The interface of continuous-token models for the decode loop, and the order in which tokens are generated.
 
-A model gives the conditions of its head, and the head gives each step's mean and variance. There are two kinds of
-models. A masked model (MAR) conditions any position on any known positions, and draws in a random order. A causal model
-(NextStep) conditions a token on those before it in raster order, and caches their keys and values. The loop uses both
-through `conditions_of`.
+A model gives the conditions of its head, and the head gives each step's mean and variance. It is a masked model such
+as MAR: it conditions any position on any known positions, and draws in a random order.
 """
 
 from __future__ import annotations
@@ -26,8 +24,13 @@ CHUNK = 512
 class ContinuousSession(Protocol):
     """A model, opened for B images."""
 
-    #: True for a `CausalSession`, False for a `MaskedSession`.
-    causal: bool = False
+    def condition(
+        self, tokens: Tensor, known: Tensor, row: Tensor, positions: Tensor, done: Tensor, most: int
+    ) -> Tensor:
+        """The conditions of the head, z (R, n, E), for `positions` (R, n) of R copies of images `row` (R,). Their
+        tokens (R, L, D) are known where `known` (R, L) bool is true, at most `most` per copy. done (R, n): how many
+        tokens come before."""
+        ...
 
     def moments(self, x: Tensor, index: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """Mean (n, D) and log variance (n, D) of the next state, from states x (n, D) at step `index` (n,) int64 (the
@@ -50,30 +53,6 @@ class ContinuousSession(Protocol):
         return self
 
 
-class MaskedSession(ContinuousSession, Protocol):
-    """A session of a masked autoregressive model."""
-
-    def condition(
-        self, tokens: Tensor, known: Tensor, row: Tensor, positions: Tensor, done: Tensor, most: int
-    ) -> Tensor:
-        """The conditions of the head, z (R, n, E), for `positions` (R, n) of R copies of images `row` (R,). Their
-        tokens (R, L, D) are known where `known` (R, L) bool is true, at most `most` per copy. done (R, n): how many
-        tokens come before."""
-        ...
-
-
-class CausalSession(ContinuousSession, Protocol):
-    """A session of a causal model over tokens in raster order, which caches what it computes for them."""
-
-    def following(self, tokens: Tensor, row: Tensor, first: Tensor, count: int, changed: int) -> Tensor:
-        """The conditions of the head, z (A, count, E), of the tokens first .. first + count - 1 of images `row` (A,),
-        each given all tokens before it. first (A,) int64; after an image's end the values do not matter. Every image
-        occurs once in `row`; the images left out are finished. tokens (A, L + 1, D): the last one is never read.
-        `changed` tokens before `first` may differ from an earlier call, and are read again; the ones before do not
-        differ. The first call of a batch has `changed` above `first`: it reads the end of the prompt, too."""
-        ...
-
-
 class ContinuousModel(Protocol):
     """length: tokens L of an image; dim: numbers D of a token; steps: T of the diffusion head."""
 
@@ -82,7 +61,7 @@ class ContinuousModel(Protocol):
     steps: int
 
     def open(self, conditioning: Any, rows: int) -> Any:
-        """A `MaskedSession` or a `CausalSession`."""
+        """A `ContinuousSession`."""
         ...
 
 
@@ -113,27 +92,17 @@ class GenerationOrder:
         return self.position[row].gather(1, number.clamp_max(self.rank.shape[1]))
 
 
-class Conditions(Protocol):
+@dataclass(frozen=True)
+class Conditions:
     """Conditions of the head, z. They are computed for tokens (R, L + 1, D) by position, whose last entry is never
     read, of R copies of images `row` (R,)."""
 
-    def following(self, tokens: Tensor, row: Tensor, first: Tensor, count: int, most: int, changed: int = 1) -> Tensor:
-        """z (R, count, E) of the tokens `first` (R,), at most `most`, to first + count - 1, each given all tokens
-        before it. After an image's end the values do not matter. changed: see `CausalSession`."""
-        ...
-
-    def see(self, tokens: Tensor, count: int) -> None:
-        """Read the first `count` tokens of all images, which another model drew."""
-        return
-
-
-@dataclass(frozen=True)
-class Masked(Conditions):
-    session: MaskedSession
+    session: ContinuousSession
     order: GenerationOrder
 
-    def following(self, tokens: Tensor, row: Tensor, first: Tensor, count: int, most: int, changed: int = 1) -> Tensor:
-        """Uses one copy of the image per token."""
+    def following(self, tokens: Tensor, row: Tensor, first: Tensor, count: int, most: int) -> Tensor:
+        """z (R, count, E) of the tokens `first` (R,), at most `most`, to first + count - 1, each given all tokens
+        before it, by a copy of the image per token. After an image's end the values do not matter."""
         known = first[:, None] + torch.arange(count, device=first.device)
         values, copies = (x.repeat_interleave(count, 0) if count > 1 else x for x in (tokens, row))
         number = known.flatten()[:, None]
@@ -153,21 +122,3 @@ class Masked(Conditions):
             values = tokens[part, :length]
             parts.append(self.session.condition(values, is_known, row[part], at, done[part], min(most, length)))
         return torch.cat(parts)
-
-
-@dataclass(frozen=True)
-class Causal(Conditions):
-    session: CausalSession
-
-    def following(self, tokens: Tensor, row: Tensor, first: Tensor, count: int, most: int, changed: int = 1) -> Tensor:
-        return self.session.following(tokens, row, first, count, changed)
-
-    def see(self, tokens: Tensor, count: int) -> None:
-        if count:
-            row = torch.arange(len(tokens), device=tokens.device)
-            self.session.following(tokens, row, torch.full_like(row, count), 1, count + 1)
-
-
-def conditions_of(session: Any, order: GenerationOrder) -> Conditions:
-    """The conditions of an opened model whose images have this order."""
-    return Causal(session) if session.causal else Masked(session, order)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specbench.decoding.loop import Drafter, NetworkPass, StepResult, last_token
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.sampling import Distributions, Sampling, draw, draw_several, sample_distinct
+from specbench.decoding.sampling import Distributions, Sampling, draw, sample_distinct
 from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import Path, Tree, chain_paths, parse
 from specbench.decoding.trees import build as build_tree
@@ -209,15 +209,14 @@ class Entries:
 
 
 class Eagle(Entries):
-    """EAGLE-1 with a chain or a static tree. replacement: siblings are sampled with replacement."""
+    """EAGLE-1 with a chain or a static tree."""
 
     constants = (*Entries.constants, "levels", "sees")
 
-    def __init__(self, head: Any, paths: Sequence[Path], replacement: bool = False) -> None:
+    def __init__(self, head: Any, paths: Sequence[Path]) -> None:
         shape = static_shape(paths)
         tree = shape.tree
         super().__init__(head, shape, tree.inner.shape[1] - 1)
-        self.replacement = replacement
         self.levels = _levels(tree)
         nodes = tree.inner[0, 1:]  # the expanded ones
         self.sees = tree.ancestors[:, nodes][:, :, nodes]
@@ -240,12 +239,12 @@ class Eagle(Entries):
             probs.append(self._children(state, number, out, drafted, num_committed, step, u))
         valid = self._after_first(num_committed)
         sampled = torch.zeros_like(valid) if self._chosen(state.sampling) else None
-        return Draft(tree, drafted, torch.cat(probs, 1), valid, sampled, replacement=self.replacement)
+        return Draft(tree, drafted, torch.cat(probs, 1), valid, sampled)
 
     def _chosen(self, sampling: Sampling) -> bool:
         """Whether the tokens are deterministic. At temperature 0 the distribution is a point mass, so the siblings are
         the next most probable tokens."""
-        return sampling.temperature == 0 and not self.tree.is_chain and not self.replacement
+        return sampling.temperature == 0 and not self.tree.is_chain
 
     def _children(
         self,
@@ -266,10 +265,7 @@ class Eagle(Entries):
             drafted[:, number + 1 : number + 2] = draw(probs, u[:, number], sampling.kernels)
             return probs
         width = self.tree.width
-        if self.replacement:
-            u = state.rng.uniform(step, DRAFT + number, probs.shape[1], width)
-            tokens = draw_several(probs, u, sampling.kernels)
-        elif self._chosen(sampling):
+        if self._chosen(sampling):
             tokens = children.logits.topk(width, dim=-1).indices
         else:
             tokens = sample_distinct(probs, state.rng, step, DRAFT + number, width)
@@ -279,7 +275,7 @@ class Eagle(Entries):
 
 def static_shape(paths: Sequence[Path]) -> DraftShape:
     tree = build_tree(paths)
-    return DraftShape(tree, passes=tree.height, samples_siblings=True)
+    return DraftShape(tree, passes=tree.height)
 
 
 def _paths(cfg: Mapping[str, Any]) -> list[Path]:
@@ -292,7 +288,7 @@ def shape(cfg: Mapping[str, Any]) -> DraftShape:
 
 
 def build(cfg: Mapping[str, Any], model: Any, network: str = "eagle") -> Drafter:
-    return Eagle(model.drafter_network(network), _paths(cfg), cfg.get("select_from") == "replacement")
+    return Eagle(model.drafter_network(network), _paths(cfg))
 
 
 def build_eagle3(cfg: Mapping[str, Any], model: Any) -> Drafter:

@@ -18,13 +18,13 @@ from torch import Tensor
 from specbench.decoding.drafters.dynamic import Grower, Grown, largest_tree
 from specbench.decoding.drafters.eagle import EagleState
 from specbench.decoding.loop import Drafter
-from specbench.decoding.rng import TAGS, RandomStreams
+from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.shape import DraftShape
-from specbench.decoding.trees import from_parents, sized, topology
+from specbench.decoding.trees import from_parents, sized
 from specbench.decoding.verify import DRAFT, Draft
 from specbench.decoding.verify.traversal import path_to
-from specbench.engine.ops import Kernels, take
+from specbench.engine.ops import take
 from specbench.engine.state import Buffer, Buffers
 
 
@@ -130,28 +130,13 @@ class VVS(Grown):
         return VVSState(**vars(opened), rounds=torch.zeros_like(opened.fresh))
 
     def propose(self, state: VVSState, history: Tensor, num_committed: Tensor, step: Tensor) -> Draft:
-        first, kernels = self.grow(state, history, num_committed), state.cache.kernels
-        if kernels is not None and kernels.grows(self.grower):
-            return self._joined(state, history, num_committed, step, first, kernels)
+        first = self.grow(state, history, num_committed)
         due = self.choice.due(state.rounds, num_committed, state.session.length)
         nodes, length = self.choice.path(first, due, state.rng.uniform(step, DRAFT, 1)[:, 0])
         index, fresh = self.choice.reused(state.fresh, length, self.offsets)
         longer_state = replace(state, pending=take(state.pending, state.session.both(index)), fresh=fresh)
         longer = self.choice.extended(history, num_committed, first.tokens.gather(1, nodes), length)
         return self.choice.joined(first, nodes, length, self.grow(longer_state, longer, num_committed + length))
-
-    def _joined(
-        self, state: VVSState, history: Tensor, num_committed: Tensor, step: Tensor, first: Draft, kernels: Kernels
-    ) -> Draft:
-        """The rest of `propose` with kernels, after the `first` tree."""
-        nodes, length, longer, further, fresh, reused = kernels.skip(
-            self.choice, state, first, history, num_committed, step, len(self.offsets), TAGS, DRAFT
-        )
-        longer_state = replace(state, pending=take(state.pending, reused), fresh=fresh)
-        second = self.grow(longer_state, longer, further)
-        tensors, tokens, probs, valid, unverified = kernels.join(self.choice, first, nodes, length, second)
-        tree = topology(*tensors, height=2 * self.choice.depth, beam=second.tree.width + 1)
-        return Draft(tree, tokens, probs, valid, torch.zeros_like(valid), unverified=unverified)
 
 
 def skipping_shape(nodes: int, depth: int, width: int) -> DraftShape:

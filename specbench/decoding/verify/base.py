@@ -34,7 +34,7 @@ class Draft:
 
     tokens (B, M) int64: the root's token first.
     probs (B, I, V) float32: for each inner node the distribution from which its children were sampled, in the order of
-        the children, without replacement unless `replacement`.
+        the children, without replacement.
     sampled (B, M) bool, or None if all are sampled: False marks a deterministic token (its distribution is a point
         mass).
     valid (B, M) bool: nodes that exist in this step. The ancestors of a valid node are valid.
@@ -56,7 +56,6 @@ class Draft:
     valid: Tensor
     sampled: Tensor | None = None
     heights: Tensor | None = None
-    replacement: bool = False
     unverified: Tensor | None = None
     greedy: Tensor | None = None
     parallel_positions: ParallelPositions | None = None
@@ -68,15 +67,13 @@ class VerificationResult:
     """path (B, D) int64: the accepted nodes by depth (after `length`: the last of them); length (B,) int64: accepted
     draft tokens; tokens (B, D + 1): the accepted tokens and, at `length`, the recovered or bonus token; next_probs (B,
     V): the distribution of that token; first (B,): the probability with which the rule accepts the first candidate, 0
-    without one; share (B,): if siblings were selected, the mean share of the selection over the nodes of the path with
-    several children, NaN without any."""
+    without one."""
 
     path: Tensor
     length: Tensor
     tokens: Tensor
     next_probs: Tensor
     first: Tensor
-    share: Tensor | None = None
 
     @property
     def path_with_root(self) -> Tensor:

@@ -33,7 +33,7 @@ class TokenWise(Verification):
 
     def decide(self, case: Case) -> VerificationResult:
         p, draft, rule, kernels = case.p, case.draft, case.rule, case.kernels
-        relaxation = None if kernels is None or draft.replacement else rule.relaxation()
+        relaxation = None if kernels is None else rule.relaxation()
         if kernels is not None and isinstance(relaxation, Threshold):
             return VerificationResult(*kernels.verify_longest(p, case.decided_by, draft, case.numbers, relaxation))
         if kernels is not None and relaxation is not None:
@@ -81,7 +81,7 @@ def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Ten
         accepted_child = _with_head(accepted_child, torch.where(accepted, child, undecided))
         rejected = (live & ~accepted).unsqueeze(-1)
         residual = _with_head(residual, torch.where(rejected, left, r))
-        if m + 1 < tree.width and not draft.replacement:  # the next sibling was drawn from the rest
+        if m + 1 < tree.width:  # the next sibling was drawn from the rest
             q, token, rejected = (_head(x, tree.parents_per_rank[m + 1]) for x in (q, token, rejected))
             q = torch.where(rejected, without(q, token), q)
     if passed:

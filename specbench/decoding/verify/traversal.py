@@ -79,7 +79,7 @@ def _masses(p: Tensor, draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
             leave.scatter_(1, node, torch.where(exists, entered, leave.gather(1, node)))
             if depth == m == 0:
                 first = entered[:, 0]
-            if m + 1 < tree.levels[depth][1] and not draft.replacement:
+            if m + 1 < tree.levels[depth][1]:
                 q = torch.where(live.unsqueeze(-1), without(q, token), q)
         if isinstance(slots, slice):
             left[:, slots] = r

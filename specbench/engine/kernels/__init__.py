@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from specbench.engine.kernels import inputs, lossless, sampling, selected, skips, trees, verification, window
+from specbench.engine.kernels import inputs, lossless, sampling, trees, verification, window
 from specbench.engine.kernels.block import LayerKernels, Stream, tune
 from specbench.engine.kernels.tiles import Tiles
 
@@ -29,12 +29,10 @@ class FusedKernels:
     verify, advance = staticmethod(verification.verify), staticmethod(verification.advance)
     verify_longest = staticmethod(verification.verify_longest)
     verify_block, traverse = staticmethod(lossless.verify_block), staticmethod(lossless.traverse)
-    select = staticmethod(selected.select)
-    begin_windows, window = staticmethod(window.begin_windows), staticmethod(window.window)
+    window = staticmethod(window.window)
     keep = staticmethod(verification.keep)
     inputs, newest, level = staticmethod(inputs.inputs), staticmethod(inputs.newest), staticmethod(inputs.level)
     grows, growth = staticmethod(trees.grows), trees.Growth
-    skip, join = staticmethod(skips.skip), staticmethod(skips.join)
     stream = Stream
 
     def __init__(self, tiles: Tiles | None = None, dependent: bool = True) -> None:

@@ -94,12 +94,11 @@ class LayerKernels:
                 qkv = F.linear(self._normed(stream, norm), weight, attention.wqkv.bias)
             else:
                 qkv = self._product(stream, norm, weight)
-            norms, kind, rows_of_norms = _head_norms(attention, qkv)
+            norms, rows_of_norms = _head_norms(attention, qkv)
             group = math.gcd(c.n_heads, c.n_kv_heads, _ROTATED)
             launch.start(_rotate, (rows, (c.n_heads + 2 * c.n_kv_heads) // group),
-                qkv, rope, slots, *norms, q, k, v, c.norm_eps if kind == 2 else 1e-5, *sizes, *rows_of_norms,
-                *heads, group, triton.next_power_of_2(half), c.rotary == "halves", kind, dependent=dependent,
-                num_warps=1,
+                qkv, rope, slots, *norms, q, k, v, 1e-5, *sizes, *rows_of_norms, *heads, group,
+                triton.next_power_of_2(half), c.rotary == "halves", c.qk_norm > 0, dependent=dependent, num_warps=1,
             )  # fmt: skip
             return q
         x, scale, eps = _unsummed(stream, norm, weight)
@@ -214,16 +213,14 @@ class LayerKernels:
         return y
 
 
-def _head_norms(attention: Any, like: Tensor) -> tuple[list[Tensor], int, tuple[int, int]]:
-    """Weights and biases of the norms on queries and keys (`like` for none), which norm it is (0: none, 1: LayerNorm,
-    2: RMSNorm), and the number of rows of weights that each has."""
+def _head_norms(attention: Any, like: Tensor) -> tuple[list[Tensor], tuple[int, int]]:
+    """Weights and biases of the norms on queries and keys (`like` for none), and the number of rows of weights that
+    each has."""
     c = attention.cfg
-    if c.qk_norm == "rms":
-        return [attention.q_norm.weight, like, attention.k_norm.weight, like], 2, (1, 1)
     if not c.qk_norm:
-        return [like] * 4, 0, (1, 1)
+        return [like] * 4, (1, 1)
     norms = [attention.q_norm.weight, attention.q_norm.bias, attention.k_norm.weight, attention.k_norm.bias]
-    return norms, 1, (c.qk_norm, min(c.qk_norm, c.n_kv_heads))
+    return norms, (c.qk_norm, min(c.qk_norm, c.n_kv_heads))
 
 
 def _unsummed(stream: Stream, norm: Any, weight: Tensor) -> tuple[Tensor, Tensor, float]:

@@ -56,8 +56,7 @@ def _rotate(
     HALVES: tl.constexpr, NORMED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """GROUP heads of one position, all of queries, of keys or of values: norm, rotate, and store in the queries or the
-    caches. NORMED: 0 for no norm, 1 for a LayerNorm, 2 for an RMSNorm, which rounds before it multiplies by its
-    weight."""
+    caches. NORMED: whether a LayerNorm comes first."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -76,9 +75,8 @@ def _rotate(
     slot = tl.load(SLOTS + row * slot_stride + node)
     if leading < HEADS + KV:
         if NORMED:
-            if NORMED == 1:
-                mean = ((tl.sum(a, 1) + tl.sum(b, 1)) / (2 * HALF))[:, None]
-                a, b = tl.where(here, a - mean, 0.0), tl.where(here, b - mean, 0.0)
+            mean = ((tl.sum(a, 1) + tl.sum(b, 1)) / (2 * HALF))[:, None]
+            a, b = tl.where(here, a - mean, 0.0), tl.where(here, b - mean, 0.0)
             scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + eps)[:, None]
             if leading < HEADS:
                 weight, bias, norm_row = QW, QB, head // (HEADS // q_rows)
@@ -87,12 +85,9 @@ def _rotate(
             weight += norm_row * (2 * HALF)
             bias += norm_row * (2 * HALF)
             a, b = a * scale, b * scale
-            if NORMED == 2:
-                a, b = a.to(loaded.dtype).to(tl.float32), b.to(loaded.dtype).to(tl.float32)
             a, b = a * tl.load(weight + first, mask=here, other=0.0), b * tl.load(weight + second, mask=here, other=0.0)
-            if NORMED == 1:
-                a += tl.load(bias + first, mask=here, other=0.0)
-                b += tl.load(bias + second, mask=here, other=0.0)
+            a += tl.load(bias + first, mask=here, other=0.0)
+            b += tl.load(bias + second, mask=here, other=0.0)
             a, b = a.to(loaded.dtype).to(tl.float32), b.to(loaded.dtype).to(tl.float32)
         angle = ROPE + row * rope_stride + (node * HALF + i) * 2
         cos, sin = tl.load(angle, mask=here, other=0.0), tl.load(angle + 1, mask=here, other=0.0)

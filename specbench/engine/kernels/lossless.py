@@ -21,7 +21,7 @@ _FACTS = 3
 
 
 @triton.jit
-def _left(P, Q, at, inside, KIDS, TOKENS, SAMPLED, KEPT, count, REMOVE: tl.constexpr):
+def _left(P, Q, at, inside, KIDS, TOKENS, SAMPLED, KEPT, count):
     """p and q, not normalised, of tokens `at` after the first `count` children of a node were rejected."""
     p, q = tl.load(P + at, mask=inside, other=0.0), tl.load(Q + at, mask=inside, other=0.0)
     for k in range(count):
@@ -31,14 +31,13 @@ def _left(P, Q, at, inside, KIDS, TOKENS, SAMPLED, KEPT, count, REMOVE: tl.const
         point = tl.where(at == token, 1.0, 0.0)
         residual = tl.maximum(mass * p - tl.where(sampled, q / share, point), 0.0, propagate_nan=tl.PropagateNan.ALL)
         p = tl.where(kept > 1e-30, residual / tl.where(kept > 1e-30, kept, 1.0), p)
-        if REMOVE:
-            q = tl.where(at == token, tl.where(kept >= 0, 0.0, q), q)
+        q = tl.where(at == token, tl.where(kept >= 0, 0.0, q), q)
     return p, q
 
 
 @triton.jit(do_not_specialize=("depth",))  # one binary for all levels of a tree
 def _try_children(
-    DRAFT, TREE, MASS, KEPT, FIRST, sizes, depth, WIDTH: tl.constexpr, BLOCK: tl.constexpr, REMOVE: tl.constexpr,
+    DRAFT, TREE, MASS, KEPT, FIRST, sizes, depth, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One inner node of `depth`: the masses with which its children are entered, and its own remaining mass."""
     P, Q, TOKENS, VALID, SAMPLED = DRAFT
@@ -57,7 +56,7 @@ def _try_children(
         for k in range(WIDTH):
             child = tl.load(kids + k)
             token, sampled = tl.load(tokens + tl.maximum(child, 0)), tl.load(sampled_row + tl.maximum(child, 0)) != 0
-            p, q = _left(p_row, q_row, token, token >= 0, kids, tokens, sampled_row, kept, k, REMOVE)
+            p, q = _left(p_row, q_row, token, token >= 0, kids, tokens, sampled_row, kept, k)
             q = tl.where(sampled, tl.where(share > 1e-30, tl.div_rn(q, share), 0.0), 1.0)
             live = (child >= 0) & (tl.load(valid + tl.maximum(child, 0)) != 0) & (q > 0)
             ratio = tl.minimum(tl.div_rn(p, tl.where(live, q, 1.0)), 1e30, propagate_nan=tl.PropagateNan.ALL)
@@ -73,13 +72,12 @@ def _try_children(
                 total, others = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
                 for start in range(0, vocabulary, BLOCK):
                     i = start + tl.arange(0, BLOCK)
-                    p_i, q_i = _left(p_row, q_row, i, i < vocabulary, kids, tokens, sampled_row, kept, k, REMOVE)
+                    p_i, q_i = _left(p_row, q_row, i, i < vocabulary, kids, tokens, sampled_row, kept, k)
                     q_drawn = tl.where(sampled, q_i / share, tl.where(i == token, 1.0, 0.0))
                     total += tl.maximum(mass * p_i - q_drawn, 0.0, propagate_nan=tl.PropagateNan.ALL)
                     others += tl.where(i == token, 0.0, q_i)
                 left = tl.sum(total, 0)
-                if REMOVE:
-                    share = tl.sum(others, 0)
+                share = tl.sum(others, 0)
                 among = left + (1 - mass)
                 mass = tl.where(among == 0, 1.0, left / tl.where(among == 0, 1.0, among))
             tl.store(kept + 3 * k + 1, left)
@@ -145,7 +143,7 @@ def _least(x):
 @triton.jit
 def _conclude(
     DRAFT, TREE, U, ORDER, MASS, KEPT, VERDICT, sizes,
-    WIDTH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, BLOCK: tl.constexpr, REMOVE: tl.constexpr,
+    WIDTH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One image: the first node in post-order that passes."""
     P, Q, TOKENS, VALID, SAMPLED = DRAFT
@@ -170,7 +168,7 @@ def _conclude(
     kids, count = CHILDREN + (tree * inner + slot) * WIDTH, tl.where(slot_or_none >= 0, WIDTH, 0)
     for start in range(0, vocabulary, BLOCK):
         i = start + tl.arange(0, BLOCK)
-        p, _ = _left(p_row, q_row, i, i < vocabulary, kids, tokens, sampled, kept, count, REMOVE)
+        p, _ = _left(p_row, q_row, i, i < vocabulary, kids, tokens, sampled, kept, count)
         tl.store(next_row + i, p, mask=i < vocabulary)
     tl.debug_barrier()
     next_token = draw_row(next_row, tl.load(U + row * 2 * nodes + nodes), vocabulary, BLOCK)
@@ -208,7 +206,7 @@ def traverse(p: Tensor, draft: Any, u: Tensor, order: Tensor) -> Written:
     for depth in range(draft.tree.height):
         launch.start(_try_children, (len(p) * sizes[1],),
             arguments[0], topology, mass, facts, verdict[4], sizes, depth, draft.tree.width,
-            min(_BLOCK, triton.next_power_of_2(p.shape[2])), not draft.replacement, **_OPTIONS,
+            min(_BLOCK, triton.next_power_of_2(p.shape[2])), **_OPTIONS,
         )  # fmt: skip
     return _concluded(draft, u, order, arguments, mass, facts, verdict)
 
@@ -228,6 +226,6 @@ def _concluded(
     launch.start(_conclude, (len(mass),),
         arguments, topology, u.contiguous(), order.contiguous(), mass, facts, verdict, sizes, draft.tree.width,
         triton.next_power_of_2(nodes), triton.next_power_of_2(height + 1),
-        min(_BLOCK, triton.next_power_of_2(vocabulary)), not draft.replacement, **_OPTIONS,
+        min(_BLOCK, triton.next_power_of_2(vocabulary)), **_OPTIONS,
     )  # fmt: skip
     return verdict

@@ -34,15 +34,12 @@ def _ahead(X, x, i, count, COMPARED: tl.constexpr):
 
 
 @triton.jit
-def count_children(PARENT, VALID, n, nodes, ALL: tl.constexpr):
-    """How many children each of the nodes n has, or how many valid ones; PARENT, VALID (nodes,) of one row. The root is
-    a child of itself."""
+def _count_children(PARENT, n, nodes):
+    """How many children each of the nodes n has; PARENT (nodes,) of one row. The root is a child of itself."""
     kids = tl.zeros_like(n)
     for start in range(0, nodes, _COMPARED):
         j = start + tl.arange(0, _COMPARED)
         above = tl.load(PARENT + j, mask=j < nodes, other=-1).to(tl.int32)
-        if not ALL:
-            above = tl.where(tl.load(VALID + j, mask=j < nodes, other=0) != 0, above, -1)
         kids += tl.sum((above[None, :] == n[:, None]).to(tl.int32), 1)
     return kids
 
@@ -55,8 +52,8 @@ def _clear(X, value, count):
 
 
 @triton.jit
-def topology(TREE, row, RANK, KIDS, nodes, inner, width, height, NODES: tl.constexpr):
-    """See `decoding.trees.from_parents`; for one row of TREE, the tensors of `tree_memory`. The first of them, the
+def _topology(TREE, row, RANK, KIDS, nodes, inner, width, height, NODES: tl.constexpr):
+    """See `decoding.trees.from_parents`; for one row of TREE, the tensors of `_tree_memory`. The first of them, the
     parents, is given. RANK (nodes,) as there; KIDS: memory for `nodes` numbers."""
     PARENT, DEPTH, ANCESTORS, INNER, SLOT, CHILDREN = TREE
     PARENT += row * nodes
@@ -67,7 +64,7 @@ def topology(TREE, row, RANK, KIDS, nodes, inner, width, height, NODES: tl.const
     CHILDREN += row * inner * width
     n = tl.arange(0, NODES)
     exists = n < nodes
-    kids = count_children(PARENT, PARENT, n, nodes, True) - (n == 0).to(tl.int32)
+    kids = _count_children(PARENT, n, nodes) - (n == 0).to(tl.int32)
     more = tl.where(n == 0, kids + nodes, kids)  # the root, then the nodes with most children
     tl.store(KIDS + n, more, mask=exists)
     _clear(CHILDREN, -1, inner * width)
@@ -198,7 +195,7 @@ def _select_nodes(
     tl.store(DRAFT + row * nodes, root)
     tl.store(valid, 1)
     tl.debug_barrier()
-    topology(TREE, row, ranks, kids, nodes, inner, width, height, NODES)
+    _topology(TREE, row, ranks, kids, nodes, inner, width, height, NODES)
     slot = tl.arange(0, NODES)
     node = tl.load(TREE[3] + row * inner + slot, mask=slot < inner, other=0)
     tl.store(OF + row * inner + slot, tl.load(homes + node, mask=slot < inner, other=0), mask=slot < inner)
@@ -252,12 +249,12 @@ class Growth:
         all distributions: 0 for the root's, then the expanded nodes' in order."""
         nodes = 1 + min(self.grower.nodes, self.num_candidates)
         inner = min(1 + self.grower.expanded, nodes - 1)
-        tensors = tree_memory(self.rows, nodes, inner, self.width, self.device)
+        tensors = _tree_memory(self.rows, nodes, inner, self.width, self.device)
         tokens, valid = torch.empty_like(tensors[0]), torch.empty_like(tensors[0], dtype=torch.bool)
         sources = torch.empty_like(tensors[3])
         workspace = torch.empty(self.rows, self.num_candidates + 3 * nodes, dtype=torch.int32, device=self.device)
         launch.start(_select_nodes, (self.rows,),
-            self.candidates, history, num_committed, workspace, as_bytes(tensors), tokens, valid.view(torch.uint8),
+            self.candidates, history, num_committed, workspace, _as_bytes(tensors), tokens, valid.view(torch.uint8),
             sources, self.num_candidates, nodes, inner, self.width, self.grower.depth, history.stride(0),
             triton.next_power_of_2(self.num_candidates), triton.next_power_of_2(nodes), _compared(self.num_candidates),
             num_warps=8,
@@ -271,13 +268,13 @@ def _compared(count: int) -> int:
 
 
 def grows(grower: Any) -> bool:
-    """Whether one program per row can rank the candidates and the nodes of a `Grower`, with a path in front of them.
-    Larger trees are left to the plain functions."""
+    """Whether one program per row can rank the candidates and the nodes of a `Grower`. Larger trees are left to the
+    plain functions."""
     width, expanded = grower.width, grower.expanded
-    return width * (1 + expanded) <= MOST_CANDIDATES and 1 + grower.nodes + grower.depth <= MOST_NODES
+    return width * (1 + expanded) <= MOST_CANDIDATES and 1 + grower.nodes <= MOST_NODES
 
 
-def tree_memory(rows: int, nodes: int, inner: int, width: int, device: torch.device) -> tuple[Tensor, ...]:
+def _tree_memory(rows: int, nodes: int, inner: int, width: int, device: torch.device) -> tuple[Tensor, ...]:
     """Memory for the tensors of `decoding.trees.topology`, in its order."""
     parent, depth, slot = torch.empty(3, rows, nodes, dtype=torch.int64, device=device)
     ancestors = torch.empty(rows, nodes, nodes, dtype=torch.bool, device=device)
@@ -286,5 +283,5 @@ def tree_memory(rows: int, nodes: int, inner: int, width: int, device: torch.dev
     return parent, depth, ancestors, order, slot, children
 
 
-def as_bytes(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _as_bytes(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(x.view(torch.uint8) if x.dtype == torch.bool else x for x in tensors)

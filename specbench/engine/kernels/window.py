@@ -278,38 +278,3 @@ def window(
             drafter.width, high, triton.next_power_of_2(nodes), block, **_OPTIONS,
         )  # fmt: skip
     return draft, levels if high else None
-
-
-@triton.jit
-def _begin(
-    TOKENS, PROBS, UNIFORM, KNOWN, POSITION, NUMBERS, KEY, FORCED, height, chains, vocabulary, codes, total, tags, tag,
-    GRAMMAR: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """A block of the distribution of one position of a window, and its token, if the position is new."""
-    cell, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    chain, offset = cell // height, cell % height
-    if offset >= tl.load(KNOWN + chain):
-        key = stream(tl.load(KEY + chain // chains), tl.load(NUMBERS + chain) * tags + tag)
-        token = tl.minimum((uniform(key, offset) * codes).to(tl.int64), codes - 1)
-        only = token * 0 - 1
-        if GRAMMAR:
-            position = tl.load(POSITION + chain) + 1 + offset
-            only = tl.load(FORCED + tl.minimum(tl.maximum(position, 0), total - 1))
-        token = tl.where(only >= 0, only, token)
-        probs = tl.load(UNIFORM + at, mask=at < tl.where(only >= 0, 0, vocabulary), other=0.0)
-        probs = tl.where(at == only, 1.0, probs)
-        tl.store(PROBS + cell * vocabulary + at, probs, mask=at < vocabulary)
-        if tl.program_id(1) == 0:
-            tl.store(TOKENS + cell, token)
-
-
-def begin_windows(state: Any, position: Tensor, numbers: Tensor, tags: int, tag: int) -> None:
-    """Initialise the new positions of the windows of a `decoding.drafters.pjd.ParallelState`, which begin after
-    `position` (B, K). numbers (B, K) key their random numbers."""
-    (images, chains, height, size), forced = state.probs.shape, state.session.forced_tokens
-    block = min(_BLOCK, triton.next_power_of_2(size))
-    launch.start(_begin, (images * chains * height, triton.cdiv(size, block)),
-        state.tokens, state.probs, state.uniform, state.known, position.contiguous(), numbers.contiguous(),
-        state.rng.key, numbers if forced is None else forced, height, chains, size, state.session.codes,
-        0 if forced is None else len(forced), tags, tag, forced is not None, block, num_warps=8,
-    )  # fmt: skip

@@ -52,8 +52,8 @@ def llamagen_table(cfg: VQConfig) -> Table:
 
 
 def taming_table(cfg: VQConfig) -> Table:
-    """The table of Chameleon's `vqgan.ckpt` (under "state_dict"), MAR's `kl16.ckpt` (under "model") and NextStep's
-    `checkpoint.pt`. Their decoder levels are numbered by resolution (notes of the golden chameleon_vqgan)."""
+    """The table of Chameleon's `vqgan.ckpt` (under "state_dict") and MAR's `kl16.ckpt` (under "model"). Their decoder
+    levels are numbered by resolution (notes of the golden chameleon_vqgan)."""
     return {_taming(name, len(cfg.ch_mult) - 1): part for name, part in llamagen_table(cfg).items()}
 
 
@@ -103,13 +103,12 @@ def sized(official: VQConfig, shapes: Mapping[str, tuple[int, ...]], where: str 
         sizes = _encoder_sizes(shapes, "encoder.conv_in.weight", blocks)
         if sizes["ch"] % official.norm_groups:
             raise ValueError("norms would not divide the channels")
-        z_channels = shapes["decoder.conv_in.weight"][1]
         return replace(
             official,
             **sizes,
-            z_channels=z_channels,
+            z_channels=shapes["decoder.conv_in.weight"][1],
             codebook_size=shapes["quantize.embedding.weight"][0] if official.codebook_size else 0,
-            codebook_embed_dim=shapes["post_quant_conv.weight"][1] if official.quant_conv else z_channels,
+            codebook_embed_dim=shapes["post_quant_conv.weight"][1],
         )
     except (LookupError, ValueError, ZeroDivisionError) as e:
         raise UsageError(f"{where} does not hold this kind of image tokenizer; name the official file") from e

@@ -84,15 +84,11 @@ class ScenesMAR(Bundle):
         return self._guided(self._fitting(self._load("mar_draft", self._mar, MARConfig, 3, self.dtype)))
 
     def trained(self, name: str, path: Path) -> MAR:
-        """The smaller MAR in a folder or file that `specbench train` wrote."""
+        """The smaller MAR in a file, or in a folder that has it."""
         if (file := specbench_file(path)) is None:
-            raise UsageError(f"{path} holds no {registry.DRAFTER_FILE}, the file that `specbench train` writes")
+            raise UsageError(f"{path} holds no {registry.DRAFTER_FILE}")
         kind = registry.network(name).kind
         return self._fitting(checkpoints.load(file, kind, self._mar, MARConfig, self.device, self.dtype))
-
-    def untrained(self, name: str) -> MAR:
-        """An untrained smaller MAR."""
-        return self._mar(MAR_CONFIGS["mar_draft"])
 
     def token_distribution(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """See `Latents.token_distribution`."""

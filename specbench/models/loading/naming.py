@@ -12,8 +12,6 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import torch
-
 from specbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,8 +53,8 @@ def llamagen(layers: int, text: bool) -> Table:
 def hugging_face(
     layers: int, block: BlockConfig, prefix: str = "model.", head: str = "lm_head.weight", keep: Tensor | None = None
 ) -> Table:
-    """The Llama layout of Hugging Face: Lumina-mGPT, Anole, Emu3, SimpleAR, and GLM-Image after its fused matrix of
-    gate and up is split (`official.halved`). keep (rows,) int64: the head's rows that are kept, in this order."""
+    """The Llama layout of Hugging Face: Lumina-mGPT, Anole, Emu3 and SimpleAR. keep (rows,) int64: the head's rows that
+    are kept, in this order."""
     table = {
         f"{prefix}embed_tokens.weight": ParameterSlice("tok_embeddings.weight"),
         f"{prefix}norm.weight": ParameterSlice("norm.weight"),
@@ -95,8 +93,7 @@ def for_language(
     keep: Tensor | None = None,
     where: str = "the checkpoint",
 ) -> Layout:
-    """The layout of a Lumina-mGPT, Anole, Emu3, SimpleAR or GLM-Image file, from its names. Raises UsageError if no
-    layout fits.
+    """The layout of a Lumina-mGPT, Anole, Emu3 or SimpleAR file, from its names. Raises UsageError if no layout fits.
 
     `model.*` is the official layout, and the layout of transformers' language models. transformers' Emu3 with its
     vision tokenizer writes `text_model.model.*`; in its module, and so in a state dict saved by hand, the same tensors
@@ -106,7 +103,6 @@ def for_language(
         "model.": ("lm_head.weight", r"(model\.)?vqmodel\..*"),
         "text_model.model.": ("text_model.lm_head.weight", r"vqmodel\..*"),
         "model.text_model.": ("lm_head.weight", r"model\.vqmodel\..*"),
-        "model.language_model.": ("lm_head.weight", r"model\.(visual|vqmodel)\..*"),
     }
     for prefix, (head, pixels) in candidates.items():
         if f"{prefix}embed_tokens.weight" in source_names:
@@ -147,8 +143,8 @@ def _layer(official_prefix: str, own_prefix: str, block: BlockConfig, input_norm
     q, kv = block.n_heads * block.head_dim, block.n_kv_heads * block.head_dim
     wqkv = f"{own_prefix}attention.wqkv.weight"
     table = {
-        f"{official_prefix}self_attn.q_proj.weight": ParameterSlice(wqkv, 0, q, _paired(block, block.n_heads)),
-        f"{official_prefix}self_attn.k_proj.weight": ParameterSlice(wqkv, q, kv, _paired(block, block.n_kv_heads)),
+        f"{official_prefix}self_attn.q_proj.weight": ParameterSlice(wqkv, 0, q),
+        f"{official_prefix}self_attn.k_proj.weight": ParameterSlice(wqkv, q, kv),
         f"{official_prefix}self_attn.v_proj.weight": ParameterSlice(wqkv, q + kv, kv),
         f"{official_prefix}self_attn.o_proj.weight": ParameterSlice(f"{own_prefix}attention.wo.weight"),
         f"{official_prefix}mlp.gate_proj.weight": ParameterSlice(f"{own_prefix}feed_forward.w1.weight"),
@@ -159,44 +155,17 @@ def _layer(official_prefix: str, own_prefix: str, block: BlockConfig, input_norm
         weights = [name for name in table if re.search(r"\.[qkv]_proj\.weight$", name)]
         bias = f"{own_prefix}attention.wqkv.bias"
         table |= {f"{name[:-6]}bias": replace(table[name], name=bias) for name in weights}
-    for norm, name in _NORMS[block.norms].items():
+    # Chameleon's `swin_norm` moves its norms but keeps their names.
+    place = "norm" if block.norms == "before" else "after"
+    for norm, name in (("input_layernorm", f"attention_{place}"), ("post_attention_layernorm", f"ffn_{place}")):
         if input_norm or name != "attention_norm":
             table[f"{official_prefix}{norm}.weight"] = ParameterSlice(f"{own_prefix}{name}.weight")
     if block.qk_norm:
-        kinds = ["weight"] if block.qk_norm == "rms" else ["weight", "bias"]
-        norms = [f"{norm}.{kind}" for norm in ("q_norm", "k_norm") for kind in kinds]
+        norms = [f"{norm}.{kind}" for norm in ("q_norm", "k_norm") for kind in ("weight", "bias")]
         table |= {
             f"{official_prefix}self_attn.{norm}": ParameterSlice(f"{own_prefix}attention.{norm}") for norm in norms
         }
     return table
-
-
-#: `BlockConfig.norms` -> official name of a layer's norm -> our name. Chameleon's `swin_norm` moves its norms but keeps
-#: their names; GLM-4 has two more.
-_NORMS = {
-    "before": {"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm"},
-    "after": {"input_layernorm": "attention_after", "post_attention_layernorm": "ffn_after"},
-    "both": {
-        "input_layernorm": "attention_norm",
-        "post_self_attn_layernorm": "attention_after",
-        "post_attention_layernorm": "ffn_norm",
-        "post_mlp_layernorm": "ffn_after",
-    },
-}
-
-
-def _paired(block: BlockConfig, heads: int) -> Tensor | None:
-    """The order of the rows of an official matrix of `heads` heads that makes the coordinates i and i + head_dim / 2 of
-    a head a rotated pair; officially, the pairs are i and i + rotated / 2 of the first `rotated` coordinates. None: the
-    order is the same. Queries and keys are reordered equally, so no score changes."""
-    if block.rotated in (0, block.head_dim):
-        return None
-    pairs, half = block.rotated // 2, block.head_dim // 2
-    unrotated = torch.arange(block.rotated, block.head_dim)
-    order = torch.cat(
-        [torch.arange(pairs), unrotated[: half - pairs], torch.arange(pairs, 2 * pairs), unrotated[half - pairs :]]
-    )
-    return (torch.arange(heads)[:, None] * block.head_dim + order).flatten()
 
 
 def _no_layout(where: str, tensors: Iterable[str], tried: list[str]) -> UsageError:

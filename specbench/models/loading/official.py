@@ -80,22 +80,6 @@ class CheckpointSource:
         return CheckpointSource(self.path, [*self.shards, (file, opened)])
 
 
-def halved(source: CheckpointSource, name: str, first: str, second: str) -> CheckpointSource:
-    """The source, with every tensor whose name ends with `name` split into its upper and its lower rows, whose names
-    end with `first` and `second`."""
-
-    def opened(before: Callable[[], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
-        parts: dict[str, Tensor] = {}
-        for key, tensor in before().items():
-            if key.endswith(name):
-                parts |= zip((key.removesuffix(name) + end for end in (first, second)), tensor.chunk(2), strict=True)
-            else:
-                parts[key] = tensor
-        return parts
-
-    return CheckpointSource(source.path, [(file, partial(opened, before)) for file, before in source.shards])
-
-
 def from_tensors(tensors: Mapping[str, Tensor], name: str = "memory") -> CheckpointSource:
     """A source of tensors in memory."""
     return CheckpointSource(Path(name), [(Path(name), lambda: tensors)])

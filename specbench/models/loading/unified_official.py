@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -110,7 +110,7 @@ class UnifiedModel(RealModel):
         return torch.cat([codes, undefined])
 
 
-def from_hugging_face(c: Mapping[str, Any], qk_norm: int | Literal["rms"], qkv_bias: bool = False) -> UnifiedConfig:
+def from_hugging_face(c: Mapping[str, Any], qk_norm: int, qkv_bias: bool = False) -> UnifiedConfig:
     """The configuration from transformers' names. The tensors must give qk_norm (norms on queries and keys) and
     qkv_bias (whether queries, keys and values have biases). Raises KeyError, TypeError or ValueError if it does not
     describe a language model."""
@@ -140,24 +140,11 @@ def described(folder: Path, configured: Callable[[Mapping[str, Any]], UnifiedCon
 
 
 def configured(content: Mapping[str, Any], source: CheckpointSource) -> UnifiedConfig:
-    """The language model of a config.json: of a language model, or of a complete Chameleon, Emu3 or GLM-Image. The
-    tensors give the width of a head, the norms and the biases."""
+    """The language model of a config.json: of a language model, or of a complete Chameleon or Emu3. The tensors give
+    the norms of queries and keys and the biases."""
     first = {n.partition("layers.0.")[2]: i.shape for n, i in source.tensors.items() if "layers.0." in n}
-    norm = first.get("self_attn.q_norm.weight", (0, 0))
-    language = content.get("text_config", content)
-    rotary = language.get("rope_parameters") or {}
-    cfg = from_hugging_face(language, "rms" if len(norm) == 1 else norm[0], "self_attn.q_proj.bias" in first)
-    queries = first.get("self_attn.q_proj.weight", (cfg.dim,))[0]
-    cfg = replace(
-        cfg,
-        norms="both" if "post_self_attn_layernorm.weight" in first else cfg.norms,
-        head_size=0 if queries == cfg.dim else queries // cfg.n_head,
-        sections=tuple(rotary.get("mrope_section") or ()),
-    )
-    width, factor = cfg.block.head_dim, rotary.get("partial_rotary_factor", 1.0)
-    if (rotated := 2 * sum(cfg.sections) or width) != width * factor:
-        raise ValueError(f"mrope_section rotates {rotated} of {width} coordinates, partial_rotary_factor {factor}")
-    return cfg
+    rows = first.get("self_attn.q_norm.weight", (0,))[0]
+    return from_hugging_face(content.get("text_config", content), rows, "self_attn.q_proj.bias" in first)
 
 
 def tied(source: CheckpointSource, content: Mapping[str, Any]) -> CheckpointSource:
@@ -170,8 +157,7 @@ def tied(source: CheckpointSource, content: Mapping[str, Any]) -> CheckpointSour
 
 def read(folder: Path, image: ImageTokens, device: torch.device, dtype: torch.dtype) -> Unified:
     """A model from a Hugging Face folder; only the rows of image tokens are kept of its head."""
-    source = official.halved(official.open_source(folder), "gate_up_proj.weight", "gate_proj.weight", "up_proj.weight")
-    source = tied(source, official.config(folder))
+    source = tied(official.open_source(folder), official.config(folder))
     cfg = described(folder, lambda content: configured(content, source))
     if int(image.ids.max()) >= cfg.vocab_size:
         raise UsageError(

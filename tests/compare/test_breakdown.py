@@ -1,0 +1,211 @@
+"""Breakdowns by category, caption length and position: against records made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import Call, cells_of
+from scipy import stats
+from test_compare import Folders
+from test_journal import record
+
+from specbench import data
+from specbench.compare import passes
+from specbench.compare.breakdown import COLUMNS, breakdown, interval, of_pass
+from specbench.compare.comparison import compare
+from specbench.errors import UsageError
+from specbench.rows import summary
+from specbench.rows.columns import COLUMNS as ROW
+from specbench.rows.csv_files import to_csv
+from specbench.rows.journal import Record
+from specbench.tables import report
+
+
+def image(index: int, per_step: list[int], **changes: Any) -> Record:
+    """The record of an image of 16 tokens in 4 rows. Each entry of `per_step` is the number of accepted draft tokens,
+    of five."""
+    rest = 16 - sum(per_step)
+    values = {
+        "tokens": 16,
+        "steps": rest,
+        "drafted": 5 * rest,
+        "accepted": sum(per_step),
+        "accepted_per_step": per_step,
+    }
+    values |= {"accepted_length": 16 / rest, "id": str(index), "prompt": "word " * (index + 1)}
+    return replace(record(index), **(values | changes))
+
+
+def vanilla(index: int, **changes: Any) -> Record:
+    return image(index, [0] * 16, **changes)
+
+
+#: Steps that end in the first row four times and then once a row; once a row; every second token.
+DENSE, ROWS, PAIRS = [0, 0, 0, 0, 3, 3, 3], [3, 3, 3, 3], [1] * 8
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Folders:
+    return Folders(tmp_path)
+
+
+def of(rows: list[dict[str, Any]], by: str) -> dict[str, dict[str, Any]]:
+    return {row["group"]: row for row in rows if row["by"] == by}
+
+
+def test_groups_by_hand() -> None:
+    kinds = ["b", "a", "b", "b"]
+    records = [image(i, steps, category=kinds[i]) for i, steps in enumerate((DENSE, ROWS, PAIRS, ROWS))]
+    rows = breakdown(records, [vanilla(i) for i in range(4)])
+    group = of(rows, "category")
+    assert list(group) == ["a", "b"]
+    assert (group["a"]["acceptance_rate"], group["a"]["step_compression"], group["a"]["speedup_step"]) == (
+        12 / 20,
+        4,
+        4,
+    )
+    assert group["a"]["step_compression_low"] is None  # one prompt has no spread
+    steps = np.array([7.0, 8.0, 4.0])
+    assert group["b"]["step_compression"] == 48 / steps.sum()
+    # the delta method by hand for the logarithm, and t with two degrees of freedom
+    moved = 16 / group["b"]["step_compression"] - steps
+    half = np.sqrt(3 / 2 * np.square(moved).sum()) / steps.sum() * stats.t.ppf(0.975, 2)
+    bounds = [group["b"]["step_compression"] * np.exp(side * half) for side in (-1, 1)]
+    assert [group["b"][f"step_compression_{end}"] for end in ("low", "high")] == pytest.approx(bounds)
+    assert list(of(rows, "caption length")) == ["up to 2 words", "3 to 3 words", "4 words or more"]
+    assert of(rows, "caption length")["up to 2 words"]["prompts"] == 2
+    positions = of(rows, "position")
+    assert list(positions) == ["row 1", "row 2", "row 3", "row 4"]
+    assert [positions[name]["step_compression"] for name in positions] == [16 / 8, *[16 / 5] * 3]  # own: 4, 1, 2, 1
+    assert positions["row 1"]["speedup_step"] == 2
+    assert "acceptance_rate" not in positions["row 1"]
+
+
+def test_images_of_one_prompt_count_once() -> None:
+    """Twice the images of the same prompts give the same interval, and not a narrower one."""
+    once = [image(i, steps, category="ab"[i % 2]) for i, steps in enumerate((DENSE, ROWS, PAIRS, ROWS, DENSE, PAIRS))]
+    twice = once + [replace(r, index=r.index + 6) for r in once]
+    for group, doubled in zip(breakdown(once), breakdown(twice), strict=True):
+        assert doubled["images"] == 2 * group["images"]
+        assert {k: v for k, v in group.items() if k != "images"} == pytest.approx(
+            {k: v for k, v in doubled.items() if k != "images"}
+        )
+
+
+def test_values_equal_for_all_are_left_out() -> None:
+    same = [image(i, ROWS, prompt="one", category=None) for i in range(3)]
+    assert {row["by"] for row in breakdown(same)} == {"position"}
+    assert breakdown(same, raster=False) == []
+    assert breakdown([]) == []
+    names = [row["group"] for row in breakdown([image(0, [4, 4, 4], tokens=15)])]  # no square
+    assert (names[0], names[4], names[-1]) == ("tokens 1 to 2", "token 9", "tokens 14 to 15")
+
+
+def test_seconds_need_a_timing_that_holds() -> None:
+    seconds = [1.0, 1.02, 1.01, 1.0, 1.02, 1.01, 1.0, 1.02]
+    timed = [
+        image(i, ROWS, category="ab"[i % 2], decode_s=s, latency_s=s, timed=2 * i + 1, done=i)
+        for i, s in enumerate(seconds)
+    ]
+    slow = [vanilla(i, decode_s=3.0, latency_s=3.0, timed=2 * i + 2) for i in range(8)]
+    groups = of(breakdown(timed, slow), "category")
+    assert groups["a"]["speedup_latency"] == 12 / sum(seconds[::2])
+    drifting = [replace(r, decode_s=3.0 + r.index) for r in slow]
+    assert "speedup_latency" not in of(breakdown(timed, drifting), "category")["a"]
+
+
+def test_the_command_and_the_comparison(call: Call, folders: Folders, tmp_path: Path) -> None:
+    records = [image(i, (DENSE, ROWS, PAIRS)[i % 3], category="ab"[i % 2]) for i in range(6)]
+    first = folders.make("first", records, "method=sjd", baseline=[vanilla(i, category="ab"[i % 2]) for i in range(6)])
+    folders.make("second", [image(i, ROWS, category="ab"[i % 2]) for i in range(6)], "method=sjd")
+    code, out, _ = call("breakdown", "first", "second", "out=groups.csv")
+    assert code == 0
+    assert "steps saved" in out
+    rows = cells_of("groups.csv")
+    assert list(rows[0]) == list(COLUMNS)
+    assert {row["run_id"] for row in rows} == {"run-first", "run-second"}
+    out = call("compare", "first", "second")[1]
+    assert "By prompt and position" in out
+    groups = compare(passes.read(first), passes.read(str(tmp_path / "second"))).groups
+    # of A, indices 0, 2 and 4 with 7, 8 and 4 steps, and 1, 3 and 5 with 4, 7 and 8; B has 4 each
+    assert [b["speedup_step"] for _, b in groups if b["by"] == "category"] == [19 / 12, 19 / 12]
+    assert call("breakdown")[0] == call("breakdown", "nowhere")[0] == 2
+
+
+def test_damaged_records(folders: Folders) -> None:
+    huge = [image(i, ROWS, tokens=2**40) for i in range(3)]
+    with pytest.raises(UsageError, match="steps"):
+        of_pass(passes.read(folders.make("huge", huge)))
+
+
+def test_the_report_shows_them(folders: Folders, tmp_path: Path) -> None:
+    records = [image(i, (DENSE, ROWS)[i % 2], category="</script>"[: i % 2 + 1]) for i in range(4)]
+    folder = Path(folders.make("one", records, "method=sjd", baseline=[vanilla(i) for i in range(3)]))
+    row = dict.fromkeys(ROW) | {"run_id": "run-one", "model": "llamagen_scenes", "method": "sjd", "drafter": "sjd"}
+    (folder / "row.csv").write_text(to_csv([row]))
+    gathered = report.gather([folder], [], 0)
+    groups = gathered.groups["run-one"]
+    assert {row["group"] for row in groups if row["by"] == "category"} == {"<", "</"}
+    assert {row["images"] for row in groups if row["by"] == "position"} == {3}  # with a baseline
+    [shown] = report.page_data(gathered)["rows"]
+    assert shown["groups"] == groups
+    assert "</script>[" not in report.page(gathered)
+    for name in ("baseline.jsonl", "records.jsonl"):  # damaged lines are left out
+        (folder / name).write_text("not a record\n")
+        assert report.gather([folder], [], 0).groups == {}
+
+
+def test_categories_of_data(tmp_path: Path) -> None:
+    (tmp_path / "PartiPrompts.tsv").write_text("Prompt\tCategory\tChallenge\none\tAnimals\tx\ntwo\t\ty\n")
+    items = data.load({"data": "parti", "data_dir": str(tmp_path), "n": None, "seed": 0})
+    assert {item.prompt: item.kind for item in items} == {"one": "Animals", "two": None}
+    [tagged] = data.load({"data": "scenes_geneval", "n": 1, "seed": 0})
+    assert tagged.kind == "single_object"
+    (tmp_path / "mine.csv").write_text("prompt,category\none,a\ntwo,b\n")
+    items = data.load({"data": "prompts", "prompts": str(tmp_path / "mine.csv"), "n": None, "seed": 0})
+    assert [item.kind for item in items] == ["a", "b"]
+
+
+def test_intervals_stay_where_the_statistic_can_be() -> None:
+    """The interval of a share is in [0, 1], and of a ratio above 0, also with few and unequal prompts; the value is
+    inside."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        steps = [[int(n) for n in rng.choice([0, 1, 5], size, p=rng.dirichlet([0.3] * 3))] for size in (2, 2, 2, 2)]
+        records = [image(i, per_step, category="ab"[i % 2]) for i, per_step in enumerate(steps)]
+        for row in of(breakdown(records, [vanilla(i) for i in range(4)]), "category").values():
+            for name, top in (("acceptance_rate", 1), ("step_compression", np.inf), ("speedup_step", np.inf)):
+                low, high = row[f"{name}_low"], row[f"{name}_high"]
+                assert 0 <= low <= row[name] <= high <= top
+            assert row["step_compression_low"] > 0
+
+
+def test_the_interval_of_a_share_is_wilsons() -> None:
+    """At its ends |p - q| is t standard errors of q, sqrt(q (1 - q) / n)."""
+    p, stderr, prompts = 0.1, 0.06, 4
+    t, n = stats.t.ppf(0.975, 3), p * (1 - p) / stderr**2
+    low, high = interval(p, stderr, prompts, True)
+    assert p - t * stderr < 0 < low < p < high
+    assert [abs(p - q) / np.sqrt(q * (1 - q) / n) for q in (low, high)] == pytest.approx([t, t])
+    # with small errors it is the plain one: the next term is of order t^2 / n = 4e-5
+    assert interval(0.4, 0.002, 2000, True) == pytest.approx((0.4 - 0.00392, 0.4 + 0.00392), abs=1e-4)
+    # nothing accepted, everything accepted: no error between prompts, but no certainty either
+    assert interval(0.0, 0.0, 4, True) == pytest.approx((0, t * t / (4 + t * t)))
+    assert interval(1.0, 0.0, 4, True) == pytest.approx((4 / (4 + t * t), 1))
+    assert interval(0.5, 0.0, 4, True) == interval(0.5, 0.0, 4, False) == (0.5, 0.5)
+
+
+def test_the_interval_of_a_share_covers_it() -> None:
+    """1,000 samples of 8 prompts with 200 tokens each, whose shares vary by prompt as beta variables. The interval
+    covers p in 95 % of them, with a tolerance of 4 sqrt(0.95 * 0.05 / 1000) = 2.8 % below, and 1.5 % less for so few
+    prompts of a skewed share."""
+    for p, between in ((0.03, 0.03), (0.5, 0.1)):
+        rng, size = np.random.default_rng(1), p * (1 - p) / between**2 - 1
+        shares = rng.binomial(200, rng.beta(p * size, (1 - p) * size, (1000, 8)))
+        intervals = [summary.ratio(counts.tolist(), [200] * 8) for counts in shares]
+        inside = [interval(e.value or 0.0, e.stderr or 0.0, 8, True) for e in intervals]
+        assert sum(low <= p <= high for low, high in inside) >= 907, p

@@ -1,0 +1,186 @@
+"""How many images a statistic needs. A Fréchet distance needs 16 for each feature, wherever a value is computed,
+printed or drawn."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from specbench import metrics
+from specbench.compare.paired import by_influence, paired, pairs_needed
+from specbench.config import parameters
+from specbench.config.registry import ASSETS
+from specbench.data import Item, scenes, worlds
+from specbench.errors import UsageError
+from specbench.metrics import features, inception
+from specbench.metrics.scenes import ScenesFID
+from specbench.models import evaluators as ev
+from specbench.rows import shown
+from specbench.rows.columns import COLUMNS
+from specbench.rows.differences import Difference, differences, several
+from specbench.tables import figures, layout, report
+from specbench.tables.catalog import TABLES
+
+BACKEND = "scenes-classifier@1a2b3c4d"
+FEW = "n < 16 x 64 features: a Fréchet distance needs 1,024 images"
+
+
+def test_few_images_have_no_frechet_distance() -> None:
+    """This used to be a value with a warning. The features are noise, since no picture is needed."""
+    metric = ScenesFID(metrics.ScoringContext(ASSETS, ASSETS), {})
+    features = np.random.default_rng(0).normal(size=(1024, 64)).astype(np.float32)
+    label = (0,) * len(scenes.ATTRIBUTES)
+    items = [Item(i, "", label) for i in range(1024)]
+    [enough], [few] = metric.score(features, items), metric.score(features[1:], items[1:])
+    assert enough.value is not None
+    assert enough.value > 0
+    assert (few.value, few.stderr, few.note, few.backend) == (None, None, FEW, enough.backend)
+
+
+def test_metrics_declare_the_features_of_their_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables and the warning before a run read the declared number; a metric reads the width of its network's
+    output."""
+    declared = {name: d for name in parameters.single_metrics() if (d := shown.features(name))}
+    inceptions = ("fid", "fid_clean", "fid_clean_256", "fid_pytorch")
+    classifier = ev.load(ASSETS / "scenes_classifier.safetensors", ev.Classifier)
+    assert declared == {
+        **{name: {"inception-v3": inception.FEATURES} for name in inceptions},
+        **{f"{world}_fid": {f"{world}-classifier": classifier.num_features} for world in worlds.NAMES},
+        "fd_dinov2": {"dinov2-vit-l-14": features.DINO_FEATURES},
+    }
+    context = metrics.ScoringContext(ASSETS, ASSETS)
+    assert metrics.metric("scenes_fid", context).cache_key.startswith("scenes-classifier@")  # as in the rows' backends
+    for wrong in (64, {"scenes-classifier": "many"}, {"scenes-classifier": 0}):
+        monkeypatch.setattr(parameters, "default", lambda *_, wrong=wrong: {"columns": ["fid"], "features": wrong})
+        with pytest.raises(UsageError, match="any.yaml"):
+            shown.features("any")
+
+
+def test_values_of_too_few_images_are_not_printed() -> None:
+    assert shown.withheld({"n": "1023", "fid": "9", "fid_backend": BACKEND}, "fid") == f"Not printed: {FEW}."
+    assert shown.withheld({"n": 5000, "fid_backend": "inception-v3@67, tf resize"}, "fid").count("32,768") == 1
+    assert not shown.withheld({"n": 1024, "fid": 9.0, "fid_backend": BACKEND}, "fid")
+    assert not shown.withheld({"n": 2, "kid": 9.0, "kid_backend": "inception-v3@67, tf resize"}, "kid")
+    assert not shown.withheld({"n": 2, "clip_score": 0.9, "clip_score_backend": BACKEND}, "clip_score")
+
+
+def _rows(n: int) -> dict[str, dict[str, str]]:
+    """A row of n images for each line of a figure, as text."""
+    lines = TABLES["coolsd_fig4"].lines
+    values = {"n": str(n), "fid_backend": BACKEND, "note": "fid: against 2000 real images; clip_score: good"}
+    return {
+        line.key: {"accepted_length_mean": f"{1 + i / 10}", "fid": f"{9 + i}", "clip_score": "0.9", **values}
+        for i, line in enumerate(lines)
+    }
+
+
+def test_tables_figures_and_the_report_leave_it_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = TABLES["coolsd_fig4"]
+    fid = [column.key for column in table.columns].index("fid")
+    drawn: list[int] = []
+    axes = figures.new_axes
+    monkeypatch.setattr(
+        figures, "new_axes", lambda down, across, **shared: (drawn.append(across), axes(down, across))[1]
+    )
+    row = dict.fromkeys(COLUMNS) | {"run_id": "1", "model": "llamagen_scenes", "method": "vanilla", "command": ""}
+    row |= {"command_exact": True, "file": "", "clip_score": 0.5, "fid": 9.0, "fid_backend": BACKEND}
+    for n, empty in ((500, True), (1024, False)):
+        sheet = layout.build(table, table.model, _rows(n), [], {}, "")
+        cells, notes = [entry.cells[fid] for entry in sheet.entries], dict(sheet.notes)
+        assert all((cell.value == "") == empty for cell in cells)
+        assert (f"Not printed: {FEW}." in notes.values()) == empty  # the reason
+        assert any("against 2000 real images" in note for note in notes.values()) != empty
+        figures.draw(table, _rows(n), tmp_path, "any")
+        page = report.page_data(report.ReportContent(rows=[row | {"n": n}]))
+        assert sorted(page["rows"][0]["values"]) == (["clip_score"] if empty else ["clip_score", "fid"])
+    assert drawn[1] - drawn[0] == 1  # an axis
+
+
+def test_the_number_of_pairs_for_a_significant_difference() -> None:
+    """The power of the paired t-test with this many pairs, from its non-central distribution."""
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(0, 1, (2, 200))
+    difference = paired(a, b + 0.2)
+    assert difference.test is not None
+    needed, least = pairs_needed(difference) or (0, 0)
+    d_z = difference.difference / float((b - a).std(ddof=1))
+    for n, effect in ((needed, d_z), (least, d_z * difference.test.high / difference.difference)):
+        power = float(stats.nct.sf(stats.t.ppf(0.975, n - 1), n - 1, effect * np.sqrt(n)))
+        assert power == pytest.approx(0.95, abs=0.01)  # with this many pairs, the t-test is nearly normal
+    assert least < needed
+    with_influences = by_influence(1.0, 1.5, a - a.mean(), b - b.mean())  # the same with influences, whose mean is zero
+    assert with_influences.test is not None
+    z = stats.norm.ppf(0.975) + stats.norm.ppf(0.95)
+    assert (pairs_needed(with_influences) or (0,))[0] == np.ceil(200 * (z / with_influences.test.statistic) ** 2)
+    assert pairs_needed(paired([1.0, 2.0], [1.5, 2.5])) is None
+
+
+def _row_of(a: np.ndarray, b: np.ndarray, column: str = "clip_score") -> dict[str, float]:
+    """The columns of a metric for a method's images (b) against vanilla's (a)."""
+    d = b - a
+    error = float(d.std(ddof=1) / np.sqrt(len(d)))
+    return {"n": len(d), column: b.mean(), f"{column}_difference": d.mean(), f"{column}_difference_stderr": error}
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(number.replace(",", "")) for number in re.findall(r"[-+]?\d[\d,]*(?:\.\d+)?", text)]
+
+
+@pytest.mark.parametrize(("shift", "significant"), [(-0.05, True), (0.02, False), (0.05, True)])
+def test_a_difference_from_vanilla_equals_the_paired_test(shift: float, significant: bool) -> None:
+    """The errors are 0.01: a shift of 0.05 is five of them, and 0.02 (drawn: 0.0135 with p 0.2) is not detected."""
+    rng = np.random.default_rng(0)
+    a = rng.normal(0.9, 0.3, 100)
+    b = a + rng.normal(shift, 0.1, 100)
+    [difference] = differences(_row_of(a, b), ["clip_score", "fid"])
+    expected = paired(a, b)
+    assert expected.test is not None
+    assert difference.interval == pytest.approx((expected.test.low, expected.test.high))
+    assert (difference.p, difference.vanilla) == pytest.approx((expected.test.p, a.mean()))
+    assert difference.is_significant == significant
+    first, verdict, needed = difference.sentences()
+    assert _numbers(first)[:2] == pytest.approx([a.mean(), expected.difference], abs=6e-5)
+    low, high = difference.interval
+    loss, gain = -low, high
+    if significant:
+        least, most = sorted((abs(low), abs(high)))
+        assert (" loss " in verdict, " gain " in verdict) == (shift < 0, shift > 0)
+        assert _numbers(verdict)[-4::2] == pytest.approx([least, most], abs=6e-5)
+    else:  # the differences that are excluded
+        assert _numbers(verdict)[-4::2] == pytest.approx([loss, gain], abs=6e-5)
+        assert _numbers(verdict)[-3::2] == pytest.approx([100 * end / a.mean() for end in (loss, gain)], rel=0.05)
+    # The power of the t-test with this many pairs, from its non-central distribution.
+    n, size, _, share, _, more = _numbers(needed)
+    assert (n, share) == (100, 1)
+    std = float((b - a).std(ddof=1))
+    for pairs, effect in ((n, size), (more, 0.01 * a.mean())):
+        power = stats.nct.sf(stats.t.ppf(0.975, pairs - 1), pairs - 1, effect / std * np.sqrt(pairs))
+        assert power == pytest.approx(0.95, abs=0.01)
+
+
+def test_where_lower_is_better_a_rise_is_a_loss() -> None:
+    row = {"n": 2000, "fid": 5.5, "fid_difference": 0.5, "fid_difference_stderr": 0.1}
+    [worse] = differences(row, ["fid"])
+    assert " loss " in worse.sentences()[1]
+    [better] = differences(row | {"fid_difference": -0.5}, ["fid"])
+    assert " gain " in better.sentences()[1]
+    [either] = differences(row | {"fid_difference": 0.1, "fid_difference_stderr": 0.1}, ["fid"])
+    text = either.sentences()[1]
+    low, high = either.interval
+    assert float(re.findall(r"loss above ([\d.]+)", text)[0]) == pytest.approx(high, abs=6e-5)
+    assert float(re.findall(r"gain above ([\d.]+)", text)[0]) == pytest.approx(-low, abs=6e-5)
+
+
+def test_a_difference_without_an_error_or_without_noise_has_no_verdict() -> None:
+    """A value of few images, which is not printed, has no difference either."""
+    unknown, no_noise = Difference("clip_score", 0.5, 0.6, 1, None), Difference("clip_score", 0.6, 0.6, 8, 1e-17)
+    for difference in (unknown, no_noise):
+        assert (difference.is_tested, difference.is_significant, len(difference.sentences())) == (False, False, 1)
+    assert differences({"n": 8, "fid": None, "fid_difference": 0.1, "fid_difference_stderr": None}, ["fid"]) == []
+    tested = Difference("image_reward", 0.5, 0.0, 8, 0.1)  # no share of zero
+    assert _numbers(tested.sentences()[2]) == pytest.approx([8, 0.3605, 95])
+    assert (several([tested, unknown]), several([tested, tested]) != "") == ("", True)

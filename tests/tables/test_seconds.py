@@ -1,0 +1,161 @@
+"""A table prints the seconds of one machine only, and speed-ups with a valid timing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import Call
+from test_tables import FakeBench
+
+from specbench.cli import tables as cli
+from specbench.rows.columns import COLUMNS, OF_TIMING, SPEEDUPS, TIMED_COLUMNS
+from specbench.rows.csv_files import append_row
+from specbench.rows.shown import MACHINE, shown
+from specbench.tables import layout, literature, measure, report
+from specbench.tables.catalog import TABLES
+
+TABLE = TABLES["sjd_table4"]
+LATENCY, SPEEDUP, STEPS = (
+    [c.key for c in TABLE.columns].index(k) for k in ("latency_s_mean", "speedup_latency", "step_compression")
+)
+PAIRED = {"timed_pairs": "64", "further_pairs": "0", "drift": "0.01", "speedup_shift": "0.0", "timing_valid": "true"}
+UNSTEADY = {"further_pairs": "32", "speedup_shift": "0.12", "timing_valid": "false"}
+
+
+def row(name: str, **cells: str) -> dict[str, str]:
+    made = {"run_id": name, "baseline_run_id": f"{name}/baseline", "device_name": "A", "device": "cpu", "threads": "1"}
+    made |= {"latency_s_mean": "0.5", "speedup_latency": "1.5", "step_compression": "3"}
+    return made | PAIRED | cells
+
+
+def vanilla(**cells: str) -> dict[str, str]:
+    vanilla_cells = {"baseline_run_id": "v", "speedup_latency": "1", "step_compression": "1"}
+    return row("v") | vanilla_cells | cells
+
+
+def printed(rows: Mapping[str, Mapping[str, str]]) -> dict[str, tuple[tuple[str, str, str], str]]:
+    """Line -> (latency, speed-up and step compression as printed, note of the speed-up)."""
+    sheet = layout.build(TABLE, "llamagen_scenes", rows, [], {}, "")
+    notes = dict(sheet.notes)
+    lines = {}
+    for line, entry in zip(TABLE.lines, [e for e in sheet.entries if e.kind == "measured"], strict=True):
+        shown = tuple(entry.cells[i].value for i in (LATENCY, SPEEDUP, STEPS))
+        lines[line.key] = (shown, " ".join(notes[mark] for mark in entry.cells[SPEEDUP].marks))
+    return lines
+
+
+def test_which_seconds_are_not_printed() -> None:
+    """Vanilla's speed-up is 1 by definition."""
+    cells_of = printed({"vanilla": vanilla(), "sjd": row("a")})
+    assert cells_of["vanilla"] == (("0.500", "1.00", "1.00"), "")
+    assert cells_of["sjd"] == (("0.500", "1.50", "3.00"), "")
+    few = {"timed_pairs": "1", "drift": "", "speedup_shift": "", "timing_valid": "false"}
+    for cells, latency, why in (
+        (UNSTEADY, "", "over 64 pairs with vanilla, 32 of them measured again, the speed-up was not steady"),
+        (dict.fromkeys(PAIRED, ""), "0.500", "0 timed pairs are too few for an error."),
+        (few, "0.500", "1 timed pairs are too few for an error."),
+    ):
+        values, note = printed({"vanilla": vanilla(), "jacobi": row("b", **cells)})["jacobi"]
+        assert values == (latency, "", "3.00"), why
+        assert note.startswith(f"Not printed: {why}")
+    unpaired = printed({"vanilla": vanilla(**dict.fromkeys(PAIRED, ""))})
+    assert unpaired["vanilla"][0] == ("0.500", "1.00", "1.00")
+
+
+def test_a_column_has_the_seconds_of_one_machine() -> None:
+    """Those of the machine of most lines. For the other lines, everything except the seconds is printed."""
+    for name, shown_name in MACHINE.items():
+        rows = {"vanilla": vanilla(), "jacobi": row("a"), "sjd": row("b"), "sjd_isp": row("c", **{name: "other"})}
+        cells_of = printed(rows)
+        assert [cells_of[key][0] for key in ("jacobi", "sjd")] == [("0.500", "1.50", "3.00")] * 2, name
+        values, note = cells_of["sjd_isp"]
+        assert values == ("", "", "3.00"), name
+        assert note.startswith("Not printed: timed otherwise than the rest of the column (")
+        assert f"{shown_name} other instead of " in note
+        assert cells_of["vanilla"][0][1] == "1.00"
+    # two unpaired rows of two threads do not remove a paired one from the column
+    unpaired = {**dict.fromkeys(PAIRED, ""), "threads": "2"}
+    cells_of = printed({"vanilla": vanilla(**unpaired), "jacobi": row("a", **unpaired), "sjd": row("b")})
+    assert cells_of["sjd"][0] == ("0.500", "1.50", "3.00")
+    assert cells_of["jacobi"][0] == ("", "", "3.00")
+    assert cells_of["vanilla"][0] == ("", "1.00", "1.00")  # its speed-up is 1 on every machine
+
+
+def test_the_difference_from_the_paper_has_no_withheld_value() -> None:
+    table, published = TABLES["lantern_table3"], literature.load("lantern_table3")
+    columns = [c.key for c in table.columns]
+    unpaired = row("a", accepted_length_mean="1.80", **dict.fromkeys(PAIRED, ""))
+    sheet = layout.build(table, "llamagen_xl", {"lantern_0.10_1000_1": unpaired}, published, {}, "")
+    [entry] = [e for e in sheet.entries if e.kind == "difference"]
+    assert entry.cells[columns.index("accepted_length_mean")].value == "+0.05"
+    assert entry.cells[columns.index("speedup_latency")].value == ""
+
+
+def test_the_shown_values_of_a_row() -> None:
+    """In the printed report of a run, in `specbench show`, on the report's page and on cards."""
+    values: dict[str, Any] = {"timed_pairs": 64, "further_pairs": 64, "speedup_shift": 0.2, "timing_valid": "false"}
+    values |= {"latency_s_mean": 2.0, "latency_s_p95": 3.0, "speedup_latency": 1.5, "speedup_latency_stderr": 0.1}
+    values |= {"steps": 5.0, "emitted_kl": 1e-14, "emitted_kl_stderr": 1e-15, "emitted_tv": 0.2}
+    shown_values = shown(values)
+    assert {name for name in values if shown_values[name] is None} == {
+        "latency_s_mean", "latency_s_p95", "speedup_latency", "speedup_latency_stderr", "emitted_kl_stderr",
+    }  # fmt: skip
+    assert (shown_values["emitted_kl"], shown_values["emitted_tv"], shown_values["timed_pairs"]) == (0.0, 0.2, 64)
+    assert shown(values | {"timing_valid": "true"})["speedup_latency"] == 1.5
+    base = {
+        "run_id": "a",
+        "model": "llamagen_scenes",
+        "method": "sjd",
+        "command": "",
+        "command_exact": True,
+        "file": "",
+    }
+    for valid, seconds in (("false", set()), ("true", {"latency_s_mean", "speedup_latency"})):
+        row = dict.fromkeys(COLUMNS) | base | values | {"timing_valid": valid}
+        [page_row] = report.page_data(report.ReportContent(rows=[row]))["rows"]
+        assert page_row["values"].keys() & {"latency_s_mean", "speedup_latency"} == seconds
+
+
+def test_show_has_no_seconds_of_an_invalid_timing(call: Call, tmp_path: Path) -> None:
+    cells = row("a", **UNSTEADY) | {"model": "m", "method": "sjd", "config_hash": "c"}
+    append_row(tmp_path / "rows.csv", dict.fromkeys(COLUMNS) | cells)
+    append_row(tmp_path / "rows.csv", dict.fromkeys(COLUMNS) | cells | PAIRED | {"run_id": "b", "seed": "1"})
+    code, out, _ = call(
+        "show", "rows.csv", "--no-pool", "--format", "csv", "--columns", "run_id,latency_s_mean,speedup_latency,steps"
+    )
+    assert (code, out.splitlines()[1:]) == (0, ["a,,,", "b,0.5,1.5,"])
+
+
+def test_every_speed_up_in_seconds_is_a_timed_column() -> None:
+    assert {*SPEEDUPS, *OF_TIMING} < TIMED_COLUMNS < set(COLUMNS)
+    seconds = {name for name in COLUMNS if "latency" in name or name.endswith("_per_s")}
+    assert seconds <= TIMED_COLUMNS
+
+
+@pytest.mark.parametrize(("table", "runs"), [("sjd_table4", True), ("sjd_table9", False)])
+def test_a_row_without_seconds_does_not_fill_a_table_of_seconds(table: str, runs: bool, tmp_path: Path) -> None:
+    """Timed and untimed runs have one configuration hash. A table of seconds runs an untimed line again."""
+
+    first = FakeBench(timing="false", **dict.fromkeys(TIMED_COLUMNS & {"latency_s_mean", "speedup_latency"}))
+    if not runs:
+        assert cli.main([table], first, tmp_path / "results", tmp_path / "runs") == 0
+    else:  # such rows cannot fill it
+        for run in measure.plan(TABLES[table], "llamagen_scenes", None, tmp_path / "results").runs:
+            append_row(measure.store(TABLES[table], tmp_path / "results"), first.row(run))
+    again = FakeBench()
+    assert cli.main([table], again, tmp_path / "results", tmp_path / "runs") == 0
+    assert bool(again.ran) is runs
+    third = FakeBench()
+    assert cli.main([table], third, tmp_path / "results", tmp_path / "runs") == 0
+    assert third.ran == []
+
+
+def test_the_speed_ups_of_cspd_must_be_requested() -> None:
+    """Their batches are not timed by default."""
+    for name in ("cspd_table1", "cspd_table4"):
+        table = TABLES[name]
+        assert "timing=true" in (table.overrides(table.lines[0], "mar_scenes") or [])
+    assert "timing=true" not in TABLES["cspd_table3"].protocol
