@@ -90,7 +90,8 @@ def against_vanilla(plan: TablePlan) -> TablePlan:
     rows = {run.folder: run.row for run in plan.runs if run.row is not None}
     for run in plan.runs:
         if run.row is not None and not run.seconds and run.reference in rows:
-            versus = against(run.folder, run.reference, int(float(run.row["n"])))
+            n = min(int(float(row["n"])) for row in (run.row, rows[run.reference]))  # a line may have its own
+            versus = against(run.folder, run.reference, n)
             rows[run.folder] = {**run.row, **as_cells(versus)}
     return plan.with_rows(rows)
 

@@ -400,7 +400,8 @@ def _vanilla(suite: Suite, line: Line, cell: Cell) -> Line:
     of_methods = {*parameters.method_parameters(), *_PARTS_OF_METHODS, *suite.baseline}
     values = line.on(suite.model(cell), suite.table.model) or {}
     sampling = {name: value for name, value in values.items() if name not in of_methods}
-    differs = [f"{name}={value}" for name, value in sampling.items() if suite.shared.get(name) != value]
+    same = {**suite.shared, **{name: value for name, value in sampling.items() if name in ("n", "metrics")}}
+    differs = [f"{name}={value}" for name, value in sampling.items() if same.get(name) != value]
     key = _file_name("_".join(["vanilla", *differs]))
     key += "_AR" * any(key == other.key for other in suite.table.lines)
     return Line(key, ", ".join(["vanilla", *differs]), tuple(as_overrides({**suite.baseline, **sampling})))

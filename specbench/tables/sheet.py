@@ -125,7 +125,7 @@ def _p_values(
     plan: TablePlan, members: Mapping[str, Sequence[TableRun]], columns: Sequence[Column]
 ) -> dict[tuple[str, str], float]:
     """(line, column) -> the two-sided p-value of its difference from vanilla AR (for several seeds, of the means over
-    them), with the adjustment of `SuiteFolder.COMPARED`."""
+    them), with the adjustment of `COMPARED`."""
     tests = {(row["run_a"], row["run_b"], row["statistic"]): row for row in plan.compared}
     adjusted: dict[tuple[str, str], float] = {}
     for key, runs in members.items():

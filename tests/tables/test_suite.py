@@ -219,6 +219,9 @@ def test_a_line_with_its_own_sampling_has_its_own_vanilla(tmp_path: Path) -> Non
     assert references["top"] is not None
     assert [planned.config["n"] for planned in quality if planned.key == "few"] == [3]
     assert {planned.config["n"] for planned in plan.runs if planned.timed} == {1}  # seconds have their own prompts
+    # one printed line for all seeds and seconds: each run of such a vanilla AR was a line
+    keys = [key for key in _plan({"timed": 1, "seeds": [0, 1], "lines": lines}, tmp_path).lines if "vanilla" in key]
+    assert keys == ["vanilla_temperature=0.9", "vanilla_temperature=0.5", "vanilla"]
 
 
 def test_methods_of_other_models_are_left_out_and_named(tmp_path: Path) -> None:
@@ -244,6 +247,15 @@ def test_a_real_model_takes_nothing_from_the_embedded_world_of_a_suite(tmp_path:
     assert configs["llamagen_xl"]["data"] == "parti"
     assert not [name for name in configs["llamagen_xl"]["metrics"] if "scenes" in name]
     assert any("llamagen_xl" in text for text in plan.left_out)
+
+
+def test_a_line_of_more_prompts_is_compared_over_those_of_vanilla(call: Call, suite: Path) -> None:
+    """It used to end the suite with an error about different prompts."""
+    lines = {"few": {"method": "vanilla"}, "sjd": {"method": "sjd", "n": 4}}
+    suite.write_text(yaml.safe_dump(SUITE | {"lines": lines, "n": 2, "seeds": [0]}, sort_keys=False))
+    code, _, err = call("suite", "my.yaml", "out=s")
+    assert code == 0, err
+    assert {(row["method"], row["n"]) for row in read_rows("s/suite.csv")} == {("vanilla", 2), ("sjd", 4)}
 
 
 def test_a_suite_ends_with_the_missing_values(call: Call, suite: Path) -> None:
