@@ -142,8 +142,9 @@ class TablePlan(Plan[TableRun]):
     def with_images(self, run: TableRun) -> Path | None:
         """The folder with the images of a run's row: its own, or that of the same run in another table; None if both
         are missing."""
-        shared = self.home.parents[1].glob(f"*/{self.home.name}/*-{run.folder.name.rpartition('-')[2]}")
-        places = [run.folder] if run.folder.exists() or self.results is None else sorted(shared)
+        places = [run.folder]
+        if self.results is not None and not run.folder.exists():
+            places = sorted(self.home.parents[1].glob(f"*/{self.home.name}/*-{run.folder.name.rpartition('-')[2]}"))
         return next((place for place in places if run.row is not None and _is_of(place, run.row)), None)
 
     # --- tests between lines ------------------------------------------------------------------------------------------
