@@ -18,13 +18,12 @@ from specbench.errors import UsageError, unknown, values
 from specbench.harness.planned import PlannedRun
 from specbench.storage import home
 from specbench.storage.files import locked
-from specbench.tables import catalog, measure, render, suite_files
-from specbench.tables.catalog import TABLES
+from specbench.tables import catalog, measure, render
+from specbench.tables.catalog import TABLES, Source
 from specbench.tables.collect import Bench, collect
 from specbench.tables.definitions import DEFAULT_MODEL, Suite, Table
 from specbench.tables.layout import TableSheet
 from specbench.tables.measure import plan, plan_suite
-from specbench.tables.suite_files import Source
 
 
 def by_default() -> list[Table]:
@@ -138,7 +137,7 @@ STEM = "suite"
 @command(
     "suite",
     lambda: {
-        "NAME|FILE.yaml": Words("a suite that --list names, or your own file", most=1, offers=suite_files.names),
+        "NAME|FILE.yaml": Words("a suite that --list names, or your own file", most=1, offers=catalog.names),
         "--list": Argument("flag", "show every suite that is included, and exit"),
         **drawing("runs"),
     },
@@ -150,7 +149,7 @@ def suite(line: CommandLine, bench: Bench | None = None) -> int:
     such as device=cuda, and out=DIR, the suite's folder (default: runs/suites/NAME).
     """
     if line["--list"]:
-        for name, meaning in parameters.choices(suite_files.GROUP).items():
+        for name, meaning in parameters.choices(catalog.GROUP).items():
             print(f"{name:22} {meaning}")
         return 0
     if not line.words:
@@ -195,10 +194,10 @@ def _read(name: str, arguments: Sequence[str]) -> tuple[Suite, Path]:
     """The suite with a name or in a file, changed by the arguments, and its folder."""
     path = home.expanded(name)
     is_file = path.suffix in (".yaml", ".yml")
-    source = suite_files.of_file(path) if is_file else suite_files.named(name)
+    source = catalog.of_file(path) if is_file else catalog.shipped(name)
     content: dict[str, Any] = dict(source.content)
     overrides = _values(arguments)
-    called = source.definition.name or (path.stem if is_file else name)
+    called = str(source.content.get("name") or (path.stem if is_file else name))
     out = home.expanded(overrides.pop("out", Path("runs", "suites", called)))
     content |= {key: overrides.pop(key) for key in KEYS if key in overrides}
     if overrides:

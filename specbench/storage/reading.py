@@ -152,7 +152,7 @@ def typed(wanted: Any, value: Any, where: str) -> Any:
     UsageError, which names `where`, for any other value."""
     kind, parts = typing.get_origin(wanted) or wanted, typing.get_args(wanted)
     if is_dataclass(kind):
-        return made(kind, value, where)  # type: ignore[arg-type]
+        return value if isinstance(value, kind) else made(kind, value, where)  # type: ignore[arg-type]
     if kind in (typing.Union, types.UnionType):
         for part in parts:
             with suppress(UsageError):

@@ -1,4 +1,5 @@
-"""Tables and suites from YAML, and all tables by id. docs/suites.md describes the format.
+"""The files that define tables and suites, conf/suite/NAME.yaml, a plug-in's, or a user's, and all tables by id.
+docs/suites.md explains their keys.
 
 A line with a list instead of a value is a sweep: one line for each value, and one curve of the figure.
 """
@@ -8,15 +9,15 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 from specbench.config import command_line, configuration, parameters
 from specbench.config.yaml_files import cached
-from specbench.errors import plain, unknown
+from specbench.errors import UsageError, plain, unknown
 from specbench.rows.columns import COLUMNS, SHOWN, TIMED_COLUMNS
-from specbench.storage.reading import short
-from specbench.tables import suite_files
+from specbench.storage.reading import made, read_yaml, short
 from specbench.tables.definitions import (
     REMARKS,
     STANDARD,
@@ -39,8 +40,10 @@ from specbench.tables.definitions import (
     of_world,
     row_column,
 )
-from specbench.tables.suite_files import Definition, FigureKeys, PanelKeys, Parameters, Source
 
+GROUP = "suite"
+T = TypeVar("T")
+Parameters = dict[str, Any]
 BATCH, TIMED = 16, 24  # defaults of a suite: images decoded together, prompts of a timed run
 #: Parameters of a suite's runs of quality. Only its timed runs decode one image at a time.
 _QUALITY = {"baseline": "false", "timing": "false"}
@@ -48,94 +51,232 @@ _QUALITY = {"baseline": "false", "timing": "false"}
 _OF_LINE = ("label", "published", "elsewhere", "without")
 
 
+@dataclass(frozen=True)
+class PanelKeys:
+    """A group of lines with its own parameters, `with`. first: the lines at which its curves start, except the curves
+    in without_first."""
+
+    lines: Parameters
+    with_: Parameters = field(default_factory=dict)
+    suffix: str | None = None
+    first: Parameters = field(default_factory=dict)
+    without_first: tuple[str, ...] = ()
+    baseline: str = ""
+
+
+@dataclass(frozen=True)
+class FigureKeys:
+    """A figure of curves, or of one of the last three kinds. curves: names other lines than the table's."""
+
+    x: tuple[str, ...] = ()
+    y: tuple[str, ...] = ()
+    baseline: str = ""
+    panel: str | None = None
+    curves: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    log: bool = False
+    series: Parameters = field(default_factory=dict)
+    maps: Parameters = field(default_factory=dict)
+    stack: Parameters = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PairKeys:
+    """Tests: every statistic in `of` (with its label) is tested for each of the pairs of lines."""
+
+    of: dict[str, str]
+    pairs: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file: its name for messages, and its content."""
+
+    name: str
+    content: Mapping[str, Any]
+
+    def fault(self, text: str) -> UsageError:
+        return UsageError(f"{self.name}: {text}")
+
+    def made(self, where: str, kind: type[T], content: Mapping[str, Any]) -> T:
+        """A dataclass from a mapping. A list with a single entry may be given as the entry."""
+        hints = {name.rstrip("_"): (name, hint) for name, hint in get_type_hints(kind).items()}
+        values = {}
+        for key, value in content.items():
+            if key not in hints:
+                raise self.fault(f"{where} has no '{key}' (choose from: {', '.join(hints)})")
+            name, hint = hints[key]
+            is_single = get_origin(hint) is tuple and not isinstance(value, list | tuple | dict)
+            values[name] = [value] if is_single else value
+        return made(kind, values, f"{self.name}: {where}" if where else self.name)
+
+    def all_of(self, key: str) -> list[Any]:
+        """The entries of a list; a single one may be given without the list."""
+        value = self.content.get(key, [])
+        return value if isinstance(value, list) else [value]
+
+    def mapping(self, where: str, value: Any) -> Parameters:
+        """The value as a mapping; {} for null."""
+        if not isinstance(value, dict | None):
+            raise self.fault(f"{where} must be a mapping of names to values (got {short(value)})")
+        return value or {}
+
+    def entries(self, key: str, parameter: str) -> dict[str, Parameters]:
+        """Label -> parameters, from a mapping of these, a list of names, or one name. A name is a value of
+        `parameter`."""
+        value = self.content.get(key) or []
+        if not isinstance(value, dict):
+            return {str(name): {parameter: name} for name in (value if isinstance(value, list) else [value])}
+        entries = {}
+        for label, entry in value.items():
+            default = {parameter: label if entry is None else entry}
+            entries[label] = entry if isinstance(entry, dict) else default
+        return entries
+
+
+def names() -> list[str]:
+    """The suites that are part of specbench or of a plug-in."""
+    return list(parameters.choices(GROUP))
+
+
+def shipped(name: str) -> Source:
+    """A suite by its name. UsageError for an unknown name."""
+    return _complete(_shipped(name))
+
+
+def _shipped(name: str) -> Source:
+    if name not in parameters.choices(GROUP):
+        raise unknown("suite", plain(name), parameters.choices(GROUP))
+    return _read(f"suite {name}", parameters.file_of(GROUP, name))
+
+
+def of_file(path: Path) -> Source:
+    """A suite from a user's file. UsageError if it cannot be read."""
+    return _complete(_read(str(path), path))
+
+
+def _read(name: str, path: Path) -> Source:
+    content = read_yaml(path)
+    if not content:
+        raise UsageError(f"{path} is not a suite: it needs lines; docs/suites.md explains all of its keys")
+    return Source(name, _one_line(content))
+
+
+def _one_line(value: Any) -> Any:
+    """A value of YAML with every text in one line, without control characters for a terminal."""
+    if isinstance(value, dict):
+        return {_one_line(str(key)): _one_line(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_one_line(item) for item in value]
+    return plain(" ".join(value.splitlines())) if isinstance(value, str) else value
+
+
+def _complete(source: Source, seen: tuple[str, ...] = ()) -> Source:
+    """Adds the keys of the suites that it names under `defaults`; its own keys have priority."""
+    content: dict[str, Any] = {}
+    others = source.content.get("defaults", [])
+    for name in others if isinstance(others, list) else [others]:
+        if name in seen:
+            raise source.fault(f"defaults contain {name} in a circle")
+        content |= _complete(_shipped(str(name)), (*seen, name)).content
+    return replace(source, content=content | {key: value for key, value in source.content.items() if key != "defaults"})
+
+
 class _Catalog(Mapping[str, Table]):
     """The tables of conf/suite and of plug-ins, each read when it is first used."""
 
     def __getitem__(self, name: str) -> Table:
-        if name not in suite_files.names():
+        if name not in names():
             raise KeyError(name)
         return _named(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(suite_files.names())
+        return iter(names())
 
     def __len__(self) -> int:
-        return len(suite_files.names())
+        return len(names())
 
 
 @cached
 def _named(name: str) -> Table:
-    return table(name, suite_files.named(name))
+    return table(name, shipped(name))
 
 
 TABLES: Mapping[str, Table] = _Catalog()
 
 
+#: The keys of a file.
+KEYS = ("name", "with", *(f.name for f in fields(Table) if f.name not in ("id", "protocol", "content")))
+
+
 def table(name: str, source: Source) -> Table:
     """The table in a file. UsageError for invalid content."""
-    keys = source.definition
+    content = source.content
+    if strange := [key for key in content if key not in KEYS]:
+        raise source.fault(f"a suite has no '{strange[0]}' (choose from: {', '.join(KEYS)})")
     lines, panels = _lines(source)
     if not lines:
         raise source.fault("it has no lines: give each a label and parameters, such as `sjd: {method: sjd}`")
-    tests = ((*statistic, *pair) for test in keys.tests for pair in test.pairs for statistic in test.of.items())
-    return Table(
-        id=name,
-        title=keys.title or name,
-        paper=keys.paper,
-        n=keys.n or (0 if keys.rows_of == "bench" else 16),
-        protocol=overrides(source, "with", keys.with_),
-        columns=tuple(_column(source, entry) for entry in keys.columns),
-        lines=tuple(lines),
-        remarks=tuple(REMARKS.get(text, text) for text in keys.remarks),
-        figure=_figure(source, panels) if keys.figure else None,
-        panels=tuple(panels),
-        matched=source.made("matched", Matched, keys.matched) if keys.matched else None,
-        tests=tuple(TableTest(*test) for test in tests),
-        rows_of=keys.rows_of,
-        on_request=keys.on_request,
-        model=keys.model,
-    )
-
-
-def suite(name: str, source: Source) -> Suite:
-    """The suite in a file, with the parameters of its runs of quality. UsageError for invalid content."""
-    keys, defined = source.definition, table(name, source)
-    if keys.rows_of != "run":
-        raise source.fault(f"it shows rows of specbench {keys.rows_of}: draw it with specbench tables {name}")
-    if len(set(keys.seeds)) < len(keys.seeds):
-        raise source.fault("seeds contains one seed twice")
+    tests = [source.made("tests", PairKeys, test) for test in source.all_of("tests")]
+    matched = content.get("matched")
 
     def entries(key: str, parameter: str) -> dict[str, Values]:
         labelled = source.entries(key, parameter).items()
         return {label: named(overrides(source, f"{key}: {label}", values)) for label, values in labelled}
 
-    shared, declared = named(defined.protocol), parameters.table()
-    models = entries("models", "model") or {defined.model: {"model": defined.model}}
-    prompts = entries("prompts", "data") or {"": {}}
-    seeds = keys.seeds or ((declared["seed"].from_text("seed", shared["seed"]),) if "seed" in shared else ())
+    parsed = {
+        "id": name,
+        "title": content.get("title") or name,
+        "n": (0 if content.get("rows_of") == "bench" else 16) if content.get("n") is None else content["n"],
+        "protocol": overrides(source, "with", source.mapping("with", content.get("with"))),
+        "columns": [_column(source, entry) for entry in source.all_of("columns")],
+        "lines": lines,
+        "panels": panels,
+        "figure": _figure(source, panels) if content.get("figure") else None,
+        "matched": source.made("matched", Matched, matched) if matched else None,
+        "tests": [TableTest(*of, *pair) for test in tests for pair in test.pairs for of in test.of.items()],
+        "remarks": [REMARKS.get(text, text) for text in source.all_of("remarks")],
+        "models": entries("models", "model"),
+        "prompts": entries("prompts", "data"),
+        "metrics": None if content.get("metrics") is None else _value(source, "metrics", content["metrics"]),
+        "baseline": overrides(source, "baseline", source.mapping("baseline", content.get("baseline"))),
+        "content": {"name": name, **content},
+    }
+    return source.made("", Table, {k: v for k, v in content.items() if k not in ("name", "with")} | parsed)
+
+
+def suite(name: str, source: Source) -> Suite:
+    """What `specbench suite` runs of a file, with the parameters of its runs of quality. UsageError for invalid
+    content."""
+    defined, declared = table(name, source), parameters.table()
+    if defined.rows_of != "run":
+        raise source.fault(f"it shows rows of specbench {defined.rows_of}: draw it with specbench tables {name}")
+    if len(set(defined.seeds)) < len(defined.seeds):
+        raise source.fault("seeds contains one seed twice")
+    shared = named(defined.protocol)
+    models = defined.models or {defined.model: {"model": defined.model}}
+    prompts = defined.prompts or {"": {}}
+    seeds = defined.seeds or ((declared["seed"].from_text("seed", shared["seed"]),) if "seed" in shared else ())
     batch = declared["batch"].from_text("batch", shared.get("batch", "1"))
     shared = {name: value for name, value in shared.items() if name not in ("seed", "batch", *_QUALITY, "n")}
-    if keys.metrics is not None:
-        shared |= named(overrides(source, "metrics", {"metrics": keys.metrics}))
+    shared |= {} if defined.metrics is None else {"metrics": defined.metrics}
     if not defined.columns:
-        defined = replace(defined, columns=_default_columns(keys, shared, models, prompts))
-    shared |= {"batch": str(keys.batch or (batch if batch > 1 else BATCH)), **_QUALITY, "n": str(defined.n)}
+        defined = replace(defined, columns=_default_columns(defined, shared, models, prompts))
+    shared |= {"batch": str(defined.batch or (batch if batch > 1 else BATCH)), **_QUALITY, "n": str(defined.n)}
     in_seconds = any(column.key in TIMED_COLUMNS for column in defined.columns)
-    timed = keys.timed if keys.timed is not None else min(defined.n, TIMED) if in_seconds else 0
-    fixed = (*_QUALITY, *(["seed"] if keys.seeds else []))
-    baseline = named(overrides(source, "baseline", keys.baseline or {"method": "vanilla"}))
-    return Suite(defined, models, prompts, seeds, shared, fixed, baseline, timed, {"name": name, **source.content})
+    timed = defined.timed if defined.timed is not None else min(defined.n, TIMED) if in_seconds else 0
+    fixed = (*_QUALITY, *(["seed"] if defined.seeds else []))
+    return Suite(defined, models, prompts, seeds, shared, fixed, named(defined.baseline or ["method=vanilla"]), timed)
 
 
 def _default_columns(
-    keys: Definition, shared: Values, models: Mapping[str, Values], prompts: Mapping[str, Values]
+    defined: Table, shared: Values, models: Mapping[str, Values], prompts: Mapping[str, Values]
 ) -> tuple[Column, ...]:
     """Steps, seconds if they are measured, and the columns of the metrics; default: the metrics that its runs have."""
     columns = ["speedup_step", "accepted_length_mean"]
-    columns += ["latency_s_mean", "speedup_latency"] if keys.timed else []
+    columns += ["latency_s_mean", "speedup_latency"] if defined.timed else []
     default = {"metrics": parameters.default_choice("metrics")}
     for model, data in itertools.product(models.values(), prompts.values()):
-        chosen = {"model": keys.model, **model, **data, **shared}
+        chosen = {"model": defined.model, **model, **data, **shared}
         run = of_world(chosen["model"], chosen)
         metrics = (default | run | named(configuration.implied(as_overrides(run))))["metrics"]
         for name in metrics.strip("[]").split(","):
@@ -185,7 +326,7 @@ def _default_column(source: Source, key: str, better: str | None) -> Column:
     if key in SHOWN:
         return row_column(key)
     others = {"bench": ROWS.columns, "probe": PROBES.columns}
-    if key not in others.get(source.definition.rows_of, COLUMNS):
+    if key not in others.get(source.content.get("rows_of", ""), COLUMNS):
         raise unknown("column", plain(key), SHOWN)
     if better is None:
         raise source.fault(f"column {key} needs its better direction: `{key}: {{better: lower}}`")
@@ -198,11 +339,11 @@ def _default_column(source: Source, key: str, better: str | None) -> Column:
 def _lines(source: Source) -> tuple[list[Line], list[Panel]]:
     """All lines, and the panels of a figure of curves."""
     lines: dict[str, Line] = {}
-    curves_of_lines = _curves(source, "lines", source.definition.lines, lines)
+    curves_of_lines = _curves(source, "lines", source.mapping("lines", source.content.get("lines")), lines)
     panels = []
-    for label, fields in source.definition.panels.items():
+    for label, entry in source.mapping("panels", source.content.get("panels")).items():
         where = f"panels: {label}"
-        keys = source.made(where, PanelKeys, fields)
+        keys = source.made(where, PanelKeys, entry)
         suffix = label if keys.suffix is None else keys.suffix
         begin = _curves(source, f"{where}: first", keys.first, lines, keys.with_, suffix)
         first = tuple(key for curve in begin for key in curve.lines)
@@ -271,7 +412,7 @@ def _line(source: Source, key: str, values: Mapping[str, Any], lines: dict[str, 
     lines[name] = Line(
         name,
         values["label"],
-        overrides(source, key, arguments) if arguments or "method" in source.definition.with_ else None,
+        overrides(source, key, arguments) if arguments or "method" in (source.content.get("with") or {}) else None,
         None if published is None else {k: str(v) for k, v in source.mapping(f"{key}: published", published).items()},
         str(values.get("without", Line.without)),
         {} if elsewhere is None else _elsewhere(source, key, arguments, elsewhere),
@@ -299,7 +440,7 @@ def _elsewhere(source: Source, key: str, arguments: Parameters, changes: Any) ->
 
 
 def _figure(source: Source, panels: Sequence[Panel]) -> TableFigure | Series | Maps | Stack:
-    keys = source.made("figure", FigureKeys, source.definition.figure)
+    keys = source.made("figure", FigureKeys, source.content["figure"])
     kinds: dict[str, type[Series | Maps | Stack]] = {"series": Series, "maps": Maps, "stack": Stack}
     for name, kind in kinds.items():
         if fields := getattr(keys, name):

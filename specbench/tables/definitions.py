@@ -200,11 +200,11 @@ class Table:
 
     id: str
     title: str
-    paper: str
     n: int
     protocol: tuple[str, ...]
     columns: tuple[Column, ...]
     lines: tuple[Line, ...]
+    paper: str = "own comparison"
     remarks: tuple[str, ...] = ()
     figure: TableFigure | Series | Maps | Stack | None = None
     panels: tuple[Panel, ...] = ()  # the curves of its sweeps, from which a suite draws its own figure
@@ -213,6 +213,21 @@ class Table:
     rows_of: Literal["run", "bench", "probe"] = "run"  # the command whose rows it shows
     on_request: bool = False
     model: str = DEFAULT_MODEL  # measured unless another one is requested
+    # only for `specbench suite`, see `Suite`; the first two: label -> parameters
+    models: Mapping[str, Values] = field(default_factory=dict)
+    prompts: Mapping[str, Values] = field(default_factory=dict)
+    seeds: tuple[int, ...] = ()
+    metrics: str | None = None
+    batch: int | None = None
+    timed: int | None = None
+    baseline: tuple[str, ...] = ()
+    content: Mapping[str, Any] = field(default_factory=dict)  # of its file
+
+    def __post_init__(self) -> None:
+        sizes = ("n", self.n, 0 if self.rows_of == "bench" else 1), ("batch", self.batch, 1), ("timed", self.timed, 0)
+        for name, value, least in (*sizes, *(("a seed", seed, 0) for seed in self.seeds)):
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be an integer of at least {least} (got {value})")
 
     @property
     def compared_panels(self) -> list[Panel]:
@@ -296,7 +311,7 @@ class Suite:
 
     shared: parameters of all runs; fixed: those that no line replaces. baseline: the parameters of vanilla AR, which is
     decoded once per model, prompts and seed, for all lines; {}: each run decodes its own. timed: prompts of the further
-    runs that measure seconds; 0: no such runs. content: of its file.
+    runs that measure seconds; 0: no such runs.
     """
 
     table: Table
@@ -307,7 +322,6 @@ class Suite:
     fixed: tuple[str, ...] = ()
     baseline: Values = field(default_factory=dict)
     timed: int = 0
-    content: Mapping[str, Any] = field(default_factory=dict)
 
     def cells(self) -> Iterator[Cell]:
         for model, prompts, seed in itertools.product(self.models, self.prompts, self.seeds or (None,)):

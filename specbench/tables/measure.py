@@ -35,7 +35,7 @@ from specbench.rows.columns import TIMED_COLUMNS
 from specbench.rows.csv_files import append_row, as_cells, has_runs, read_rows
 from specbench.rows.selection import pooled, spread_of
 from specbench.storage.files import sha256, state, write_atomically
-from specbench.tables import catalog, literature, suite_files
+from specbench.tables import catalog, literature
 from specbench.tables.definitions import (
     Cell,
     Curve,
@@ -481,12 +481,12 @@ def write_definition(suite: Suite, out: Path) -> None:
         name = suite.table.id
     if name != suite.table.id:
         raise UsageError(f"{out} holds the suite {name}; choose another out=")
-    text = yaml.safe_dump(suite.content, sort_keys=False, allow_unicode=True, width=120)
+    text = yaml.safe_dump(dict(suite.table.content), sort_keys=False, allow_unicode=True, width=120)
     if not (out / FILE).is_file() or (out / FILE).read_text(encoding="utf-8") != text:
         write_atomically(out / FILE, text.encode())
 
 
 def in_folder(out: Path) -> Suite:
     """The suite in a folder. UsageError if it contains no suite."""
-    source = suite_files.of_file(out / FILE)
-    return catalog.suite(source.definition.name or out.name, source)
+    source = catalog.of_file(out / FILE)
+    return catalog.suite(str(source.content.get("name") or out.name), source)

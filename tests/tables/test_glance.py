@@ -17,9 +17,8 @@ from PIL import Image
 
 from specbench.errors import UsageError
 from specbench.tables import catalog, figures
-from specbench.tables.catalog import TABLES
+from specbench.tables.catalog import TABLES, Source
 from specbench.tables.definitions import TableFigure
-from specbench.tables.suite_files import Source
 
 TABLE = TABLES["glance"]
 assert isinstance(TABLE.figure, TableFigure)

@@ -10,9 +10,8 @@ import yaml
 from specbench.cli import tables as cli
 from specbench.errors import UsageError
 from specbench.tables import catalog, matched
-from specbench.tables.catalog import TABLES
+from specbench.tables.catalog import TABLES, Source
 from specbench.tables.definitions import Table, TableFigure
-from specbench.tables.suite_files import Source
 
 SUITE = """
 title: Rules at equal values

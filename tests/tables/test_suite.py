@@ -22,9 +22,9 @@ from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.rows import selection
 from specbench.rows.csv_files import as_cells, read_rows
-from specbench.tables import catalog, figures, measure, sheet, suite_files
+from specbench.tables import catalog, figures, measure, sheet
+from specbench.tables.catalog import Source
 from specbench.tables.measure import TablePlan
-from specbench.tables.suite_files import Source
 
 SUITE = {
     "seeds": [0, 1],
@@ -237,7 +237,7 @@ def test_methods_of_other_models_are_left_out_and_named(tmp_path: Path) -> None:
 
 
 def test_a_real_model_takes_nothing_from_the_embedded_world_of_a_suite(tmp_path: Path) -> None:
-    content = {**suite_files.named("glance").content, "models": ["llamagen_scenes", "llamagen_xl"]}
+    content = {**catalog.shipped("glance").content, "models": ["llamagen_scenes", "llamagen_xl"]}
     plan = _plan(content, tmp_path)
     configs = {run.cell.model: run.config for run in plan.runs if not run.timed}
     assert configs["llamagen_scenes"]["data"].startswith("scenes")
@@ -301,15 +301,15 @@ def test_no_text_of_a_suite_reaches_the_terminal_as_a_code(call: Call) -> None:
     code, out, more = call("suite", "good.yaml", "dry_run=true")
     assert "\x1b" not in err + out + more
     assert "\x07" not in err + out + more
-    suite = catalog.suite("good", suite_files.of_file(Path("good.yaml")))
+    suite = catalog.suite("good", catalog.of_file(Path("good.yaml")))
     assert (suite.table.title, suite.table.paper) == ("a?[31mred?", "b?]0;c? d")
     assert code in (0, 2)
 
 
 def test_every_shipped_suite_can_be_read_and_has_a_description() -> None:
-    for name, line in parameters.choices(suite_files.GROUP).items():
+    for name, line in parameters.choices(catalog.GROUP).items():
         assert line.endswith("."), f"the first comment of suite/{name} is no whole sentence: {line!r}"
-        source = suite_files.named(name)
+        source = catalog.shipped(name)
         if source.content.get("rows_of", "run") == "run":
             suite = catalog.suite(name, source)
             assert suite.table.lines
