@@ -345,7 +345,7 @@ def test_a_rule_equals_its_papers_formula(family):
     for name, size in itertools.product([n for n in RULES if n.split()[0] == family], (2, 5, 9)):
         ours, paper = pair(name, size)
         assert ours.deterministic == paper.deterministic
-        for seed in range(4):
+        for seed in range(2):
             r, q, token, depth = distributions(100 * size + seed, size)
             chance, left = ours.accept(r, q, token, depth), ours.residual(r, q, token, depth)
             assert chance.shape == token.shape

@@ -24,7 +24,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.engine import invariance, ops
 from specbench.engine.masks import TreeMask
 
-TESTS = Path(__file__).resolve().parent
+TESTS = Path(__file__).resolve().parents[1]
 #: What the environment can choose on one machine. An empty MKL_CBWR is the library's default.
 CODE_PATHS: dict[str, dict[str, str]] = {
     "as shipped": {},

@@ -125,7 +125,7 @@ def test_metrics_of_one_scorer_share_a_file_and_a_crop_has_its_own(scorer: Fake,
     assert cli.main([*base, "crop=16"]) == 0
     stored = sorted(path.stem for path in (tmp_path / "home" / "references" / "coco2017").iterdir())
     network = metrics.metric("fid", context(tmp_path)).cache_key.partition(",")[0]
-    assert stored == [f"{network}-{resize}" for resize in ("clean-resize-clipped", "tf-resize", "tf-resize-crop-16")]
+    assert stored == [f"{network}-{resize}" for resize in ("clean-resize", "tf-resize", "tf-resize-crop-16")]
 
 
 MISTAKES = [

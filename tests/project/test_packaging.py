@@ -22,7 +22,7 @@ from packaging.version import Version
 
 from specbench.storage.package import __version__
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = {
     name: [Requirement(r) for r in wanted] for name, wanted in PROJECT["project"]["optional-dependencies"].items()
