@@ -46,21 +46,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         os._exit(3)
 
 
-#: Files that take longest. They begin first, so that the processes end together.
-LONGEST = (
-    "test_capture",
-    "test_embedded",
-    "test_engine",
-    "test_readme",
-    "test_ptxas",
-    "test_train_drafter",
-    "test_equal",
-)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first. Tests of kernels use the device if one exists."""
-    items.sort(key=lambda item: item.path.stem not in LONGEST)
+    """Tests of kernels use the device if one exists."""
     for item in items:
         if item.path.name.startswith("test_kernel") and torch.cuda.is_available():
             item.add_marker(pytest.mark.gpu)
