@@ -16,6 +16,7 @@ from typing import Any
 
 from specbench.errors import UsageError
 from specbench.rows.csv_files import read_rows
+from specbench.tables.definitions import Line, Table
 
 ROOT = Path(__file__).resolve().parents[1]
 Call = Callable[..., tuple[int, str, str]]
@@ -42,6 +43,12 @@ def run_copy(folder: Path, lines: Sequence[Sequence[str]]) -> str:
     done = python(TOGETHER, json.dumps(lines), cwd=folder, package=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def overrides(table: Table, line: Line, model: str, n: int | None = None) -> list[str] | None:
+    """The arguments of the run of a table's line on a model; None if it has no run there."""
+    suite = table.on(model, n)
+    return None if table.no_run(line, model) else suite.overrides(line, next(suite.cells()))
 
 
 def checked(values: dict[str, Any]) -> str:

@@ -55,10 +55,6 @@ class Guided:
         m = self.model
         return [m.z_proj, m.decoder_embed, *m.encoder_blocks, *m.decoder_blocks]
 
-    def pass_positions(self, nodes: int) -> int:
-        """Positions per row that a pass computes for `nodes` tokens: one copy of the image per token."""
-        return nodes * (self.model.cfg.buffer + self.length)
-
     def open(self, conditioning: Tensor, rows: int) -> MarSession:
         """A session for `rows` images of classes (rows,) int64."""
         if len(conditioning) != rows:

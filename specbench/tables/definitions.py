@@ -255,12 +255,6 @@ class Table:
         fixed = (*(["n"] if n is not None else []), *(["seed"] if seeds else []))
         return Suite(self, {"": {"model": model}}, {"": {}}, seeds, shared, fixed)
 
-    def overrides(self, line: Line, model: str, n: int | None = None, seed: int | None = None) -> list[str] | None:
-        """The overrides of the run of `line` for `specbench tables` (see `on`); None if it has no run on this model."""
-        suite = self.on(model, n, () if seed is None else (seed,))
-        [cell] = suite.cells()
-        return None if self.no_run(line, model) else suite.overrides(line, cell)
-
     def no_run(self, line: Line, model: str, given: Mapping[str, str] | None = None) -> str:
         """Why a line has no run on a model, in a sentence; "" if it has one. given: parameters that a suite gives with
         the model."""

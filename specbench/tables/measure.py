@@ -450,11 +450,6 @@ def _is_of(folder: Path, row: Row) -> bool:
     return file.exists() and any(r["run_id"] == row.get("run_id") for r in read_rows(file))
 
 
-def rows_in(results: Path) -> list[Row]:
-    """The rows of runs in all files of a folder, as text."""
-    return [row for path in sorted(results.glob("*.csv")) for row in _read(path, state(path), False)]
-
-
 @cache
 def _read(path: Path, state: tuple[int, ...], must: bool) -> tuple[Row, ...]:
     """The rows of a file in this state, as text. Cached, because every table reads all files. () for a file with other

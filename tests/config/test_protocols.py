@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ROOT, Call, case, refused, row_of
+from commands import ROOT, Call, case, overrides, refused, row_of
 
 from specbench.config import configuration, parameters, protocols, variants, yaml_files
 from specbench.errors import UsageError
@@ -246,7 +246,7 @@ def test_the_runs_of_a_table_follow_its_protocol() -> None:
             of_method = {*parameters.method_parameters(), *parameters.PARTS, "method", "variant", "drafter_weights"}
             tables = [TABLES[served] for served in protocol.serves if served in TABLES]
             for table, model in itertools.product(tables, protocol.models):
-                lines = [words for line in table.lines if (words := table.overrides(line, model))]
+                lines = [words for line in table.lines if (words := overrides(table, line, model))]
                 runs = [configuration.compose(words) for words in lines]
                 for words, cfg in zip(lines, runs, strict=True):
                     assert cfg["protocol"] == protocol.label
@@ -262,7 +262,7 @@ def test_the_runs_of_a_table_follow_its_protocol() -> None:
 def test_without_a_protocol_nothing_changes() -> None:
     table = TABLES["coolsd_table1"]
     for model in ("llamagen_scenes", "mar_scenes"):  # a model of an embedded world keeps the table's small protocol
-        words = table.overrides(table.lines[0], model) or []
+        words = overrides(table, table.lines[0], model) or []
         assert {"n=24", "seed=0", "batch=1"} <= set(words)
         assert not any(word.startswith("protocol=") for word in words)
     assert configuration.compose()["protocol"] is None
@@ -283,7 +283,7 @@ def test_in_a_grid_every_job_has_its_own_values() -> None:
         ("sjdpac_table1@2", "lumina_mgpt", "coco2017", 3.0, 2000),
         ("sjdpac_table1@2", "llamagen_scenes", "scenes", 3.0, None),
     ]
-    with pytest.raises(UsageError, match="protocol=nope"):
+    with pytest.raises(UsageError, match="protocol=nope.*model=anole.*'nope'"):
         configuration.grid(["protocol=sjd_table4,nope", "model=anole"], multirun=True)
     sizes = configuration.grid(["protocol=sjd_fig12", "model=lumina_mgpt", "size=768,1024"], multirun=True)
     assert [job.cfg["size"] for job in sizes] == [768, 1024]

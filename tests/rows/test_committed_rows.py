@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from commands import ROOT, overrides
 
 from specbench.config import configuration
 from specbench.rows.csv_files import has_runs, read_rows
 from specbench.tables.catalog import TABLES
 
-RESULTS = Path(__file__).resolve().parents[2] / "results"
+RESULTS = ROOT / "results"
 
 
 def test_no_row_is_next_to_a_row_of_newer_weights() -> None:
@@ -25,7 +25,7 @@ def test_no_row_is_next_to_a_row_of_newer_weights() -> None:
 def test_lines_of_quality_end_the_diffusion_in_the_same_way() -> None:
     """The target alone used to sample its last step, while CSpD took its mean."""
     table = TABLES["cspd_table2"]
-    lines = [configuration.compose(table.overrides(line, table.model) or []) for line in table.lines]
+    lines = [configuration.compose(overrides(table, line, table.model) or []) for line in table.lines]
     assert {line["method"] for line in lines} == {"vanilla", "cspd_paper"}
     assert len({line["final_noise"] for line in lines}) == 1
 

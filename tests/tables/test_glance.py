@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import overrides
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -158,7 +159,7 @@ def test_the_suite_relaxed_has_the_runs_of_all_relaxed_lines() -> None:
 
     def runs(name: str) -> set[frozenset[str]]:
         table = TABLES[name]
-        return {frozenset(table.overrides(line, table.model) or ()) for line in table.lines}
+        return {frozenset(overrides(table, line, table.model) or ()) for line in table.lines}
 
     assert (TABLE.n, TABLE.protocol) == (relaxed.n, relaxed.protocol)
     relaxed_runs = {run for run in runs("glance") if any(part.startswith(("rule=", "distance=")) for part in run)}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Call
+from commands import Call, overrides
 from test_tables import FakeBench
 
 from specbench.cli import tables as cli
@@ -157,5 +157,5 @@ def test_the_speed_ups_of_cspd_must_be_requested() -> None:
     """Their batches are not timed by default."""
     for name in ("cspd_table1", "cspd_table4"):
         table = TABLES[name]
-        assert "timing=true" in (table.overrides(table.lines[0], "mar_scenes") or [])
+        assert "timing=true" in (overrides(table, table.lines[0], "mar_scenes") or [])
     assert "timing=true" not in TABLES["cspd_table3"].protocol

@@ -328,7 +328,7 @@ def test_every_shipped_suite_can_be_read_and_has_a_description() -> None:
             assert suite.shared["batch"] != "1"
             assert suite.shared["baseline"] == "false"
         else:
-            with pytest.raises(UsageError):
+            with pytest.raises(UsageError, match="tables"):
                 catalog.suite(name, source)
 
 
