@@ -134,7 +134,7 @@ def test_mutants_are_caught_and_undone() -> None:
         assert row["samples"] <= 4000
     assert (rules.Relaxed.accept.__code__, rules.Relaxed.residual.__code__) == before
     harmless = replace(mutant, changes={})
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="bites"):
         mutants.caught(harmless, jobs, [mutants.decoded(job) for job in jobs], 1000)
 
 

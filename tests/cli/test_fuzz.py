@@ -300,7 +300,7 @@ def test_a_record_shows_no_image_from_another_folder(tmp_path: Path, image: str)
     gathered = report.gather([tmp_path / "in/run/row.csv"], [tmp_path / "in"], 8)
     assert gathered.shots == {}
     line = to_line(replace(record(0), image=image.format(tmp_path)))
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="line 1"):
         Journal(content(tmp_path / "records.jsonl", line))
 
 

@@ -138,7 +138,7 @@ def test_the_command_and_the_comparison(call: Call, folders: Folders, tmp_path: 
 
 def test_damaged_records(folders: Folders) -> None:
     huge = [image(i, ROWS, tokens=2**40) for i in range(3)]
-    with pytest.raises(UsageError, match="steps"):
+    with pytest.raises(UsageError, match="records"):
         of_pass(passes.read(folders.make("huge", huge)))
 
 

@@ -203,7 +203,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
         list(equal.rows(paths, "step_compression", "fid"))
     with pytest.raises(UsageError, match="latency"):
         list(equal.rows(paths, "latency", "emitted_kl"))
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="prompts"):
         list(equal.rows({**paths, "other": curves(range(3, N))["band"]}, "step_compression", "emitted_kl"))
     far = [run(f"far{i}", steps, 0.1, 9 + i) for i, steps in enumerate((30, 25))]
     (apart,) = equal.rows({"band": paths["band"], "far": far}, "step_compression", "emitted_kl")

@@ -236,11 +236,11 @@ def test_grids() -> None:
     assert [job.name for job in jobs] == [f"delta={delta}" for delta in ("1.1", "1.5", 2, 3, 4)]
     jobs = configuration.grid(["experiment=coolsd_delta", "delta=3"], multirun=True)  # the command line wins
     assert [job.cfg["delta"] for job in jobs] == [3.0]
-    with pytest.raises(UsageError, match="method=eagle1"):
+    with pytest.raises(UsageError, match="method=eagle1.*delta=1.*'delta'"):
         configuration.grid(["method=cool_sd,eagle1", "delta=1,2"], multirun=True)
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="given 2 times"):
         configuration.grid(["delta=1", "delta=2"], multirun=True)
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="values"):
         configuration.grid(["delta=interval(1,2)"], multirun=True)
 
 

@@ -500,7 +500,7 @@ def test_random_neighbours_are_a_fixed_shuffle_of_the_others():
     rank = table.new_zeros(40, 40).scatter_(1, table, torch.arange(39).expand(40, -1))
     # the mean of 39 uniform ranks (0 to 38) is 19 with a standard deviation of 11.3 / sqrt(39) = 1.8
     assert ((rank.sum(0) / 39 - 19).abs() < 5 * 1.8).all()
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="at least 1"):
         neighbours(codebook, 0)
 
 

@@ -239,7 +239,7 @@ class NeedsHost(Decoding):
 def test_a_recording_that_fails_leaves_the_device_usable(engine: str, device: str) -> None:
     config, recorded = config_on("sjd", device), ENGINES[engine]()
     for _ in range(2):
-        with torch.inference_mode(), pytest.raises(RunError):
+        with torch.inference_mode(), pytest.raises(RunError, match="step"):
             recorded.begin(start(config, 0, device, recorded.kernels, NeedsHost))
         agree(config, engine, device, 1)
 

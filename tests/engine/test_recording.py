@@ -161,7 +161,7 @@ def test_an_interruption_or_full_memory_keeps_its_error(cuda: FakeCuda, error: B
 
 
 def test_a_recording_without_a_kernel_is_refused(cuda: FakeCuda) -> None:
-    with pytest.raises(RunError):
+    with pytest.raises(RunError, match="statistics"):
         cuda_graphs({"a step": lambda: cuda.launch("a"), "statistics": lambda: None}, CUDA)
     working(cuda)
 
@@ -196,9 +196,9 @@ def test_seconds_exclude_the_statistics(engine: Any, monkeypatch: pytest.MonkeyP
 
 def test_a_batch_names_a_tensor_on_another_device() -> None:
     on_cpu, on_meta = torch.zeros(2), torch.zeros(2, device="meta")
-    with pytest.raises(ValueError, match="rule.omega"):
+    with pytest.raises(ValueError, match="rule.omega.*meta.*cpu"):
         DecodeState(2, {"count": Buffer(on_cpu)}, {"rule.omega": on_meta})
-    with pytest.raises(ValueError, match="pending"):
+    with pytest.raises(ValueError, match="pending.*meta"):
         DecodeState(2, {"count": Buffer(on_cpu), "pending": Buffer(on_meta)}, {})
 
 

@@ -212,7 +212,7 @@ def test_workers_that_die_while_loading_are_not_begun_forever(ray: FakeRay) -> N
     ray.stillborn = 5
     assert len(indices(decode("workers=2"))) == 6
     ray.stillborn = 6
-    with pytest.raises(RunError, match="llamagen_scenes"):
+    with pytest.raises(RunError, match="6.*llamagen_scenes"):
         decode("workers=2")
     assert ray.ended
 
@@ -221,7 +221,7 @@ def test_an_error_of_a_worker_is_reported_as_the_workers(ray: FakeRay) -> None:
     def load(cfg: Any) -> Any:
         raise UsageError("no weights here")
 
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="^no weights here$"):
         decode("workers=2", loader=load)
 
 
@@ -276,10 +276,10 @@ def test_ray_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     failures[:] = [late]
     assert cluster._connected(2, None) is ray  # it has a second chance
     failures[:] = [late, late]
-    with pytest.raises(RunError, match="Ray"):
+    with pytest.raises(RunError, match="Ray.*start"):
         cluster._connected(2, None)
     failures[:] = [cut_off]
-    with pytest.raises(UsageError, match="ray_address=10.0.0.1:6379:"):
+    with pytest.raises(UsageError, match="ray_address=10.0.0.1:6379"):
         cluster._connected(2, "10.0.0.1:6379")
 
 

@@ -128,7 +128,7 @@ def test_records_of_another_configuration_are_refused(tmp_path: Path, light_metr
         run.run(config(), first, loader=FakePipeline)
     shutil.copy(second / "config.yaml", first / "config.yaml")
     shutil.copy(finished(tmp_path / "third", "nu=0.5") / "baseline.jsonl", first / "baseline.jsonl")
-    with pytest.raises(UsageError, match="baseline.jsonl"):
+    with pytest.raises(UsageError, match="baseline.jsonl.*image 0.*config.yaml"):
         run.run(config("delta=2"), first, loader=FakePipeline)
 
 

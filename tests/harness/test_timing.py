@@ -58,7 +58,7 @@ def test_which_runs_are_timed_by_default(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [timing.is_timed(job.cfg) for job in configuration.grid(jobs, True)] == [True, True]
     jobs.append("hydra/launcher=joblib")
     assert [timing.is_timed(job.cfg) for job in configuration.grid(jobs, True)] == [False, False]
-    with pytest.raises(UsageError, match="timing=true:"):
+    with pytest.raises(UsageError, match="timing=true"):
         configuration.grid([*jobs, "timing=true"], True)
     # rows without the parameter keep their hash
     hashes = {provenance.config_hash(configuration.compose([f"timing={t}"])) for t in ("null", "true", "false")}

@@ -140,7 +140,7 @@ def test_only_the_published_weights_are_loaded(
     monkeypatch.setattr(inception, "SHA256", PUBLISHED)
     path = tmp_path / "weights.pth"
     path.write_bytes(save({}))
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="6726825d"):
         inception.load(path)
     small = {name: tensor for name, tensor in network.state_dict().items() if tensor.numel() < 100}
     kernel, whole = "Conv2d_1a_3x3.conv.weight", network.state_dict()

@@ -255,11 +255,11 @@ def test_images_that_cannot_be_scored_have_a_note(assets: Path, images: np.ndarr
 
 
 def test_misuse_is_a_clear_error(assets: Path, images: np.ndarray, items: list[Item]) -> None:
-    with pytest.raises(UsageError, match="scenes_reward"):
+    with pytest.raises(UsageError, match="'fdi'.*scenes_clip.*scenes_fid.*scenes_reward"):
         measure(["fdi"], images, items, assets)
-    with pytest.raises(UsageError, match="scenes_fid"):
+    with pytest.raises(UsageError, match="scenes_fid.*fid.*fid"):
         measure(["scenes_fid", "fid"], images, items, assets)
-    with pytest.raises(ValueError, match="48"):
+    with pytest.raises(ValueError, match="48.*47"):
         measure(["scenes_fid"], images, items[:-1], assets)
     with pytest.raises(ValueError, match="uint8"):
         measure(["scenes_fid"], images.astype(np.float32), items, assets)
@@ -567,7 +567,7 @@ def test_wrong_scorer_outputs_are_not_cached(
 ) -> None:
     for wrong in (np.zeros((2, 2)), np.zeros(3), np.zeros((3, 2), np.int64)):
         monkeypatch.setattr(Brightness, "__call__", lambda self, images, items, wrong=wrong: wrong)
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="float32.*float64"):
             metrics.score(["light"], Drawn(3), prompts(3), HERE, metrics.Outputs(tmp_path))
     assert not list(tmp_path.rglob("*.npz"))
 

@@ -251,7 +251,7 @@ def test_other_weights_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             (tmp_path / part).mkdir()
             for file in registry.evaluators()[part].files:
                 (tmp_path / part / file).write_bytes(b"others")
-        with pytest.raises(UsageError, match="256"):
+        with pytest.raises(UsageError, match="file"):
             metric.scorer()
 
 
@@ -482,7 +482,7 @@ def test_images_are_cropped_as_by_torchvision(height: int, width: int) -> None:
 def test_an_image_that_would_need_gigabytes_is_refused(tmp_path: Path) -> None:
     """The shorter side is resized to 224."""
     Image.new("RGB", (2_000_000, 1)).save(tmp_path / "line.png")
-    with pytest.raises(UsageError, match=r"line\.png"):
+    with pytest.raises(UsageError, match=r"line\.png.*2000000x1"):
         read(tmp_path / "line.png")
 
 
@@ -514,14 +514,14 @@ def test_another_vocabulary_is_refused(folder: Path) -> None:
 def test_weights_that_do_not_fit_are_named(clip: Path, folder: Path, state: dict[str, Tensor]) -> None:
     tensors, reward = clip / "clip_b32/open_clip_model.safetensors", folder / "image_reward/ImageReward.pt"
     save_file({**state, "ln_final.weight": torch.zeros(3)}, tensors)
-    with pytest.raises(UsageError, match="'ln_final.weight'"):
+    with pytest.raises(UsageError, match=r"'ln_final.weight'.*\[3\].*\[32\]"):
         metrics.metric("clip_b32", context_at(clip)).scorer()
     tensors.unlink()
     torch.save({"state_dict": types.SimpleNamespace(a=1)}, tensors.with_name("open_clip_pytorch_model.bin"))
     with pytest.raises(UsageError, match="open_clip_pytorch_model.bin"):
         metrics.metric("clip_b32", context_at(clip)).scorer()
     torch.save(torch.load(reward, weights_only=True) | {"blip.itm_head.bias": torch.zeros(2)}, reward)
-    with pytest.raises(UsageError, match=r"blip\.itm_head\.bias"):
+    with pytest.raises(UsageError, match=r"'blip\.itm_head\.bias'"):
         metrics.metric("image_reward", context_at(folder)).scorer()
 
 
@@ -583,7 +583,7 @@ def test_the_package_s_model_is_filled_and_gives_the_same_rewards(folder: Path, 
     assert other.value == pytest.approx(plain.value, abs=2e-6)
     assert other.backend.startswith("image-reward-package-1.5@")
     assert package.module.init_tokenizer is package.init  # restored
-    with pytest.raises(UsageError, match="image_reward_package"):
+    with pytest.raises(UsageError, match="image_reward.*image_reward_package.*image_reward"):
         metrics.score(names, pictures(), ITEMS, context_at(folder))
 
 
@@ -595,7 +595,7 @@ def test_the_package_refuses_a_file_without_a_tensor(folder: Path, package: Any)
         metrics.metric("image_reward_package", context_at(folder)).scorer()
     tensors.pop("mlp.layers.7.bias")
     torch.save(tensors, path)
-    with pytest.raises(UsageError, match=r"mlp\.layers\.7\.bias"):
+    with pytest.raises(UsageError, match=r"'mlp\.layers\.7\.bias'"):
         metrics.metric("image_reward_package", context_at(folder)).scorer()
 
 

@@ -131,7 +131,7 @@ def test_weights_that_differ_from_the_fetched_ones_are_refused(pick: Path) -> No
     it."""
     entry = {"files": {"model.safetensors": {"size": 1, "sha256": "0" * 64}}}
     (pick / "SOURCE.json").write_text(json.dumps({"parts": {"pickscore": entry}}))
-    with pytest.raises(UsageError, match="256"):
+    with pytest.raises(UsageError, match="00000000"):
         metrics.metric("pickscore", ScoringContext(pick, pick)).scorer()
 
 

@@ -56,7 +56,7 @@ def test_metrics_declare_the_features_of_their_networks(monkeypatch: pytest.Monk
     assert metrics.metric("scenes_fid", context).cache_key.startswith("scenes-classifier@")  # as in the rows' backends
     for wrong in (64, {"scenes-classifier": "many"}, {"scenes-classifier": 0}):
         monkeypatch.setattr(parameters, "default", lambda *_, wrong=wrong: {"columns": ["fid"], "features": wrong})
-        with pytest.raises(UsageError, match="any.yaml"):
+        with pytest.raises(UsageError, match="conf/metrics/any.yaml"):
             shown.features("any")
 
 

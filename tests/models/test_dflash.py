@@ -257,7 +257,7 @@ def test_it_has_as_many_parameters_as_eagle_and_reads_the_layers_of_the_release(
 
 
 def test_a_draft_that_is_longer_than_a_block_is_an_error():
-    with pytest.raises(UsageError, match="window=3"):
+    with pytest.raises(UsageError, match="4.*DFlash.*3.*window=3"):
         DFlash(tiny.dflash(tiny.llamagen()), trees.chain_paths(4))
 
 
@@ -271,10 +271,10 @@ def test_a_network_of_another_target_and_a_foreign_file_are_refused(tmp_path):
         if fits:
             assert loader.read(tmp_path).cfg == tiny.dflash(target).cfg
         else:
-            with pytest.raises(UsageError):
+            with pytest.raises(UsageError, match="target"):
                 loader.read(tmp_path)
     file.rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="published"):
         loader.read(tmp_path)
 
 

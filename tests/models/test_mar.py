@@ -179,7 +179,7 @@ def test_iterations_share_out_every_token():
         assert min(counts) >= 1
     assert tokens_per_iteration(256, 8)[0] < tokens_per_iteration(256, 8)[-1]
     for wrong in (0, 17):
-        with pytest.raises(UsageError, match="iterations"):
+        with pytest.raises(UsageError, match="1.*16"):
             tokens_per_iteration(16, wrong)
 
 
@@ -203,7 +203,7 @@ def test_a_session_returns_the_outputs_of_the_networks():
     z = free.condition(tokens[row], known[row], row, place, num_known, 16)
     assert z.shape == (4, 2, 40)
     assert all(map(torch.equal, free.moments(x, index, z.flatten(0, 1)), model.moments(x, index, z.flatten(0, 1))))
-    with pytest.raises(ValueError, match="classes"):
+    with pytest.raises(ValueError, match="3.*2"):
         Guided(model).open(labels, 2)
 
 
@@ -277,7 +277,7 @@ def test_a_respaced_chain_has_the_marginals_of_the_complete_one():
         torch.testing.assert_close(s.alphas_cumprod, whole.alphas_cumprod[s.timestep])
         torch.testing.assert_close((1 - s.betas).cumprod(0), s.alphas_cumprod)
     for wrong in (1, 1001):
-        with pytest.raises(UsageError, match="steps"):
+        with pytest.raises(UsageError, match="2 to 1000 steps"):
             diffusion.schedule(wrong)
 
 
@@ -435,7 +435,7 @@ def test_the_bundle():
     labels = bundle.encode(["0", " 999 "])
     assert (labels.tolist(), labels.dtype) == ([0, 999], torch.int64)
     for wrong in ("1000", "a cat", "-1", ""):
-        with pytest.raises(UsageError, match="mar_h"):
+        with pytest.raises(UsageError, match="mar_h.*0.*999"):
             bundle.encode([wrong])
     tokens = torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(0))
     pictures = bundle.pixels(tokens)

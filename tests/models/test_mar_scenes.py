@@ -400,7 +400,7 @@ def test_a_run_uses_the_drafter_that_it_names(tiny, tmp_path):
         assert (named.scale, named.steps) == (2.0, DIFFUSION_STEPS)
     assert not torch.equal(drafter_of().model.z_proj.weight, network.z_proj.weight)
     checkpoints.save(MAR(replace(TINY, token_dim=4)), file, registry.drafter_networks()["cspd"].kind)
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="target"):
         drafter_of(f"drafter.weights={file}")
     with pytest.raises(UsageError, match=f"holds no {registry.DRAFTER_FILE}"):
         drafter_of(f"drafter.weights={tmp_path}")

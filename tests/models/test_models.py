@@ -316,12 +316,12 @@ def test_a_file_describes_itself(tmp_path):
     again = LlamaGen(LlamaGenConfig(**config))
     checkpoints.fill(again, tensors, path.name)
     assert torch.equal(again.output.weight, model.output.weight)
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="'scenes-eagle'"):
         checkpoints.read(path, "scenes-eagle")
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="not here"):
         checkpoints.read(tmp_path / "none.safetensors", "scenes-target")
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="file"):
         checkpoints.read(path, "scenes-target")
 
 

@@ -111,11 +111,11 @@ def test_medusa_heads_with_and_without_their_prefix():
 def test_names_that_fit_no_layout_are_reported():
     block = BlockConfig(8, 2, 2, 16)
     names = ["encoder.a", "encoder.b", "encoder.c", "encoder.d"]
-    with pytest.raises(UsageError, match="'encoder.a'"):
+    with pytest.raises(UsageError, match="x.pt.*'encoder.a'.*'encoder.b'.*'encoder.c'.*1.*text_model"):
         naming.for_language(names, 2, block, where="x.pt")
-    with pytest.raises(UsageError, match="model.embed_tokens.weight"):
+    with pytest.raises(UsageError, match="tok_embeddings.weight.*model.embed_tokens.weight"):
         naming.for_llamagen(names, 2, block)
-    with pytest.raises(UsageError, match="0.0.linear.weight"):
+    with pytest.raises(UsageError, match="medusa_head.0.0.linear.weight"):
         naming.for_medusa([], 2)
 
 
@@ -455,7 +455,7 @@ def test_ignored_tensors_have_complete_names():
 def test_too_few_rows_to_pick_from_are_reported():
     table = {"w": ParameterSlice("weight", pick=torch.tensor([0, 11]))}
     source = official.from_tensors({"w": torch.ones(11, 4)}, "x.pt")
-    with pytest.raises(UsageError, match="'w'"):
+    with pytest.raises(UsageError, match=r"'w'.*\[11, 4\].*\[12, 4\]"):
         official.load(lambda: nn.Linear(4, 2, False), source, table, "cpu", torch.float32)
 
 
@@ -471,7 +471,7 @@ def test_a_table_that_does_not_fill_the_module_once_is_an_internal_error():
     ):
         with pytest.raises(ValueError, match=sentence):
             official.load(Tiny, source, TABLE | change, "cpu", torch.float32)
-    with pytest.raises(ValueError, match="'norm.bias'"):
+    with pytest.raises(ValueError, match=r"\[\].*'norm.bias'"):
         official.load(Tiny, source, {k: v for k, v in TABLE.items() if k != "n.bias"}, "cpu", torch.float32)
 
 

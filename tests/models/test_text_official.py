@@ -153,7 +153,7 @@ def test_the_encoder_of_a_complete_t5_is_read(
     assert text.T5Features(tmp_path, "cpu", torch.float16)(["a cat"])[0].dtype == torch.bfloat16
     tensors["encoder.final_layer_norm.weight"][0] = torch.nan
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UsageError, match=r"encoder\.final_layer_norm\.weight"):
+    with pytest.raises(UsageError, match=r"encoder\.final_layer_norm\.weight.*NaN"):
         text.T5Features(tmp_path, "cpu", torch.float32)
 
 
@@ -162,7 +162,7 @@ def test_left_padding_of_ids() -> None:
     assert ids.tolist() == [[1, 5, 6], [1, 1, 1], [7, 8, 9]]
     assert valid.long().tolist() == [[0, 1, 1], [0, 0, 0], [1, 1, 1]]
     assert (ids.dtype, valid.dtype) == (torch.int64, torch.bool)
-    with pytest.raises(UsageError, match="prompt_length=2"):
+    with pytest.raises(UsageError, match="prompt 1.*3.*prompt_length=2.*2.*prompt_length=3"):
         unified_official.left_pad_ids([[1], [1, 2, 3]], 2, 0)
 
 
@@ -203,7 +203,7 @@ def test_special_ids_equal_the_manifests() -> None:
 
 
 def test_an_impossible_size_or_instruction_is_refused() -> None:
-    with pytest.raises(UsageError, match="height"):
+    with pytest.raises(UsageError, match="height.*500"):
         chameleon.lumina_prompt(spell, "a cat", 768, 500, "{prompt}")
     with pytest.raises(UsageError, match="{prompt}"):
         chameleon.lumina_prompt(spell, "a cat", 768, 768, "draw it")
@@ -238,7 +238,7 @@ def test_missing_codes_are_named(tmp_path: Path) -> None:
 def test_doubled_codes_are_named(tmp_path: Path) -> None:
     """IMGIMGBZ and IMGIMGABZ both spell the code 1."""
     save_chameleon(tmp_path / "tokenizer.json", [*chameleon_names([0, 1, 2]), "IMGIMGABZ"])
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="code 1"):
         chameleon.ChameleonText(tmp_path).codes()
     save_chameleon(tmp_path / "tokenizer.json", chameleon_names([0, 1, 2]))
     content = json.loads((tmp_path / "tokenizer.json").read_text())
@@ -246,7 +246,7 @@ def test_doubled_codes_are_named(tmp_path: Path) -> None:
     for token in content["added_tokens"]:
         token["id"] -= token["content"] == "IMGIMGCZ"
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="two"):
         chameleon.ChameleonText(tmp_path).codes()
 
 
@@ -264,11 +264,11 @@ def test_text_never_spells_a_special_token(tmp_path: Path) -> None:
 
 
 def test_a_file_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="text_tokenizer.json"):
+    with pytest.raises(UsageError, match="text_tokenizer.json.*tokenizer.json"):
         chameleon.ChameleonText(tmp_path)
     for content in ("", "[]", "{}", '{"model": {"type": "BPE", "vocab": {"a": "b"}, "merges": []}}'):
         (tmp_path / "tokenizer.json").write_text(content)
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError, match="readable tokenizer"):
             chameleon.ChameleonText(tmp_path)
     save_chameleon(tmp_path / "tokenizer.json", ["<s>", "<pad>", "</s>", "<unk>", "<eoss>"])
     with pytest.raises(UsageError, match="<racm3:break>"):

@@ -298,12 +298,12 @@ def test_an_archive_runs_nothing_and_is_checked(tmp_path, capsys):
     with pytest.raises(UsageError, match="print"):
         image_tokenizers.open_archive(bad)
     rewrite(file, bad, lambda name, x: x[:8] if "/data/" in name else x)
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="bounds"):
         image_tokenizers.open_archive(bad)
     bad.write_bytes(file.read_bytes()[:200])
     with pytest.raises(UsageError, match="TorchScript"):
         image_tokenizers.open_archive(bad)
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="file"):
         image_tokenizers.open_archive(tmp_path / "absent.jit")
     assert capsys.readouterr().out == ""
 
@@ -313,7 +313,7 @@ def test_older_files_of_a_tokenizer(tmp_path):
     vocabulary = [*pre_tokenizers.ByteLevel.alphabet(), "ca"]
     (tmp_path / "vocab.json").write_text(json.dumps({name: i for i, name in enumerate(vocabulary)}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\nc a\n")
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="tokenizer"):
         simplear.SimpleARText(tmp_path)
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<|t2i|>": 257, "<|soi|>": 258}))
     text = simplear.SimpleARText(tmp_path)

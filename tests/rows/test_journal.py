@@ -88,17 +88,17 @@ def test_a_record_after_a_half_written_line_has_its_own_line(tmp_path: Path) -> 
 def test_a_damaged_journal(journal: Journal, tmp_path: Path) -> None:
     lines = journal.path.read_text().splitlines()
     journal.path.write_text("\n".join([lines[0], "{", lines[2], ""]))
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="line 2"):
         Journal(journal.path)
     journal.path.write_text("\n".join([*lines, ""]))
     (journal.path.parent / "images/00002.png").unlink()  # so its record is dropped
     assert Journal(journal.path).missing(range(3)) == [2]
     assert len(journal.path.read_text().splitlines()) == 2
     (tmp_path / "folder.jsonl").mkdir()
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="file"):
         Journal(tmp_path / "folder.jsonl")
     made = Journal(tmp_path / "new.jsonl")
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="JSON"):
         made.add(replace(record(5), log_prob_mean=float("nan")), picture(5))
     assert not (tmp_path / "new.jsonl").exists()
 

@@ -71,7 +71,7 @@ def test_parquet_files_hold_rows_too(tmp_path: Path) -> None:
     sources.write(tmp_path / "rows.parquet", rows)
     assert sources.read([tmp_path / "rows.parquet"])[0] == rows
     (tmp_path / "bad.parquet").write_text("no")
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="cannot read"):
         sources.read([tmp_path / "bad.parquet"])
 
 
@@ -181,7 +181,7 @@ def test_no_other_text_is_a_number(tmp_path: Path) -> None:
         (tmp_path / "rows.csv").write_text(f'run_id,config_hash,model,method,n,fid\na,h,m,sjd,4,"{text}"\n')
         with pytest.raises(UsageError, match="fid"):
             read_rows(tmp_path / "rows.csv")
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError, match="number"):
             selection.condition(f"n<{text}")
         assert not any(selection.condition(f"n={text}")({"n": n}) for n in (10, 12)), text
 

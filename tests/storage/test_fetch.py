@@ -428,7 +428,7 @@ def test_sizes_are_known_by_name_or_not_at_all() -> None:
     unknown = {"config.json": 0, "*.safetensors|*.bin": 0}
     assert made(sources.Part, {**fields, "listed": {}}, "").known_sizes == unknown
     for wrong in ("1.5 GiB", "many", [1]):
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError, match="listed"):
             made(sources.Part, {**fields, "listed": {"config.json": wrong}}, "files of x")
 
 

@@ -308,7 +308,7 @@ def test_mistakes_are_short_errors(tmp_path):
     (out / "state" / "plan.json").write_text("{")
     assert "plan.json" in message()
     drafter_cfg = {"drafter": "eagle", "window": 3, "drafter_weights": str(out)}
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="target"):
         Pipeline.load({**recipes.plan(["drafter=eagle"]).cfg, **drafter_cfg})
 
 
