@@ -31,7 +31,7 @@ from specbench.tables import matched
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import Column, TableFigure, row_column
 from specbench.tables.figures import point
-from specbench.tables.layout import printable
+from specbench.tables.layout import doubts
 from specbench.tables.measure import TablePlan
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -65,10 +65,12 @@ def table(plan: TablePlan, columns: str, lines: str = "") -> Iterator[Sequence[s
     if unknown := [key for key in names if key not in table_columns and key not in SHOWN]:
         raise UsageError(f"tables show no column {unknown[0]} (table of {shown_table.id} in a page)")
     chosen_columns = [table_columns.get(key) or row_column(key) for key in names]
-    shown, _ = printable(replace(shown_table, columns=tuple(chosen_columns)), rows)
+    doubted = doubts(replace(shown_table, columns=tuple(chosen_columns)), rows)
     yield ["method", *(heading(column.label) for column in chosen_columns)]
     for key in chosen:
-        yield [labels[key], *(cell(column, shown[key] or {}) for column in chosen_columns)]
+        cells = [cell(column, rows[key] or {}) for column in chosen_columns]
+        marks = [" (in doubt)" if (key, column.key) in doubted else "" for column in chosen_columns]
+        yield [labels[key], *map(str.__add__, cells, marks)]
 
 
 def table_of_pairs(plan: TablePlan, first: str, *others: str, y: str = "") -> Iterator[Sequence[str]]:

@@ -81,14 +81,6 @@ def call(
 
 
 @pytest.fixture
-def any_n(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fréchet distances of any number of images: tests of their values use few."""
-    from specbench.rows import shown
-
-    monkeypatch.setattr(shown, "IMAGES_PER_FEATURE", 0)
-
-
-@pytest.fixture
 def rows_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Matrix products on the CPU take all rows at once. Otherwise they take 16 at a time, so that images are the same
     in any batch (test_invariance): half the time of a test that draws thousands of images for their distribution."""

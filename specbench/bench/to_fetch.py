@@ -16,7 +16,6 @@ from specbench.config.run_config import RunConfig
 from specbench.harness.planned import PlannedRun
 from specbench.metrics.base import Unavailable
 from specbench.metrics.compared import ComparedMetric
-from specbench.rows.shown import too_few_for
 from specbench.storage import downloads, home, sources
 from specbench.storage.files import format_size
 from specbench.storage.sources import Part
@@ -121,8 +120,6 @@ def unmeasured(configs: Iterable[RunConfig]) -> list[str]:
     for cfg in configs:
         context = metrics.scoring_context(cfg)
         for name in cfg["metrics"]:
-            if few := too_few_for(name, cfg.images):
-                reasons[f"{name} stays empty: {few}, a run has {cfg.images:,}"] = None
             if all((context.weights / folder).is_dir() for folder in registry.evaluator_folders(name)):
                 reasons |= {f"{name}: {text}": None for text in [metrics.missing(name, context)] if text}
     return list(reasons)

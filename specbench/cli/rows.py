@@ -82,7 +82,7 @@ def show(line: CommandLine) -> int:
     """
     from specbench.rows import selection
     from specbench.rows.csv_files import as_cells
-    from specbench.rows.shown import shown
+    from specbench.rows.shown import shown, unsteady
     from specbench.storage.csv_text import csv_text
 
     conditions = [selection.condition(text) for text in line["--where"] or ()]
@@ -96,6 +96,8 @@ def show(line: CommandLine) -> int:
     if not rows:
         raise UsageError("no row meets the conditions")
     pooled, notes = selection.grouped(rows, groups, not line["--no-pool"])
+    if doubtful := sum(bool(unsteady(row)) for row in rows):
+        notes.append(f"{doubtful} of {len(rows)} rows have seconds of a timing that was not steady: see timing_valid")
     say(notes)
     chosen = selection.ordered(pooled, order)[: line["--limit"] or None]
     columns = columns or selection.telling(chosen, groups)

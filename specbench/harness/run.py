@@ -43,7 +43,6 @@ from specbench.rows import report_text, timing, trackers
 from specbench.rows.csv_files import as_read
 from specbench.rows.journal import Journal, Record, TimingJournal, read_of
 from specbench.rows.scores import ScoreLine
-from specbench.rows.shown import too_few_for
 from specbench.storage import home
 from specbench.storage.files import sha256_file
 
@@ -315,8 +314,6 @@ def _announce_unmeasured(config: RunConfig, requests: Mapping[str, str]) -> None
     for name, fingerprint in requests.items():
         if scoring.is_unmeasured(fingerprint):
             say(f"{name} {fingerprint}")
-        elif few := too_few_for(name, config.images):
-            say(f"{name} stays empty: {few}, this run has {config.images:,}")
 
 
 def _load_pipeline(cfg: Mapping[str, Any]) -> BasePipeline:

@@ -18,7 +18,7 @@ from specbench.errors import UsageError
 from specbench.metrics import reference as references
 from specbench.metrics.base import Images, Metric, PromptItem, Score, Unavailable
 from specbench.metrics.reference import ReferenceStatistics
-from specbench.rows.shown import too_few
+from specbench.rows.shown import bias
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,12 +109,13 @@ class FrechetMetric(ComparedMetric):
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         from specbench.metrics import frechet
 
-        if few := too_few(len(outputs), self.width):
-            return (Score.unmeasured(few, self.backend()),)
+        if len(outputs) < 2:
+            return (Score.unmeasured("a Fréchet distance needs at least two images", self.backend()),)
         features, real = self.features_of(outputs[order(outputs, items)]), self._real()
         value = frechet.distance(features.double(), real)
         error = frechet.standard_error(features, real.mean, real.covariance)
-        return (Score(value, error, self.backend(), self.against()),)
+        note = "; ".join(filter(None, [self.against(), bias(len(outputs), self.width)]))
+        return (Score(value, error, self.backend(), note),)
 
     def influences(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray | None:
         from specbench.metrics import frechet

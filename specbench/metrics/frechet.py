@@ -3,15 +3,20 @@
     d^2 = |mu - mu_r|^2 + Tr(S + S_r - 2 (S S_r)^{1/2})
 
 This part is independent of the network of the features: moments in float64, the distance by torchmetrics, and its
-standard error. `rows.shown` says how many images it needs.
+standard error. The distance is biased upwards for few images, see `rows.shown.bias`.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor, nn
 
 BLOCK = 4096  # features that are converted to float64 at once
+#: Of the trapezoidal rule in log t: how far it reaches from the largest eigenvalue, and its step. Together they cost
+#: 1e-11 of the largest root.
+REACH, STEP = 60.0, 0.7
 
 
 class _Precomputed(nn.Module):
@@ -82,43 +87,60 @@ class Moments:
 
 
 def influences(features: Tensor, mean: Tensor, covariance: Tensor) -> Tensor | None:
-    """The influence on the distance of each image, (N,) float64, from its features (N, d) of any float type. The
-    reference's mean (d,) and covariance (d, d) are fixed.
+    """The influence on the distance of each image, (N,) float64 with mean zero, from its features (N, d) of any float
+    type. The reference's mean (d,) and covariance (d, d) are fixed. None for fewer than three images.
 
-    To first order, image i changes the distance by 1/N of its influence
+    They are the jackknife's: N - 1 times the mean distance without one image minus the distance without image i. So
+    sqrt(sum I_i^2 / (N (N - 1))) is the jackknife's standard error. On synthetic features it is 1.0 to 1.3 times the
+    spread over new draws, and a paired test of two sets has its level, both from 8 images on and for any d.
 
-        I_i = 2 (mu - mu_r) . x_i + x_i^T (1 - A) x_i - Tr((1 - A) S),   x_i = f_i - mu,
+    The distance without each image needs one decomposition. With x_i = f_i - mu,
 
-    where A = S_r^{1/2} (S_r^{1/2} S S_r^{1/2})^{-1/2} S_r^{1/2} is the optimal map from N(0, S) to N(0, S_r). This
-    needs a well-conditioned S: None for fewer than 2 d images.
+        (N - 2) S_i = (N - 1) S - N / (N - 1) x_i x_i^T,
+
+    so the eigenvalues of S_r^{1/2} S_i S_r^{1/2} are those of a diagonal matrix D minus a matrix of rank one, z z^T.
+    The sum of their roots follows from the determinant lemma and sqrt(a) = 1/(2 pi) int log(1 + a / t) t^{-1/2} dt:
+
+        Tr (D - z z^T)^{1/2} - Tr D^{1/2} = 1/(2 pi) int log(1 - z^T (D + t)^{-1} z) t^{-1/2} dt.
+
+    The trapezoidal rule in log t converges exponentially.
     """
-    n, d = features.shape
-    if n < 2 * d:
+    n = len(features)
+    if n < 3:
         return None
-    moments = Moments.of(features)
-    mu, generated = moments.mean, moments.covariance
+    x = features.double()
+    shift = x.mean(0) - mean.to(x)
+    x = x - x.mean(0)
+    values, vectors = torch.linalg.eigh(covariance.to(x))
+    y = x @ (vectors * values.clamp(min=0).sqrt())
+    of_images = n <= y.shape[1]  # which of the two products with the same eigenvalues is smaller
+    values, vectors = torch.linalg.eigh((y @ y.T if of_images else y.T @ y) / (n - 1))
+    kept = values > values.max() * 1e-12
+    values, vectors = values[kept], vectors[:, kept]
+    parts = vectors.square() if of_images else (y @ vectors).square() / ((n - 1) * values)  # z^2 N / ((N - 1) D)
+    parts = parts * n / (n - 1)
+    roots = _root_changes(values, parts) if len(values) else torch.zeros_like(x[:, 0])
+    squares = x.square().sum(1)
+    without = -2 * x @ shift / (n - 1) + squares / (n - 1) ** 2 - n * squares / ((n - 1) * (n - 2))
+    without -= 2 * math.sqrt((n - 1) / (n - 2)) * roots
+    return (n - 1) * (without.mean() - without)
 
-    def power(matrix: Tensor, exponent: float) -> Tensor:
-        values, vectors = torch.linalg.eigh(matrix)
-        floor = values.max() * 1e-12  # a direction without variance has no influence
-        return (vectors * torch.where(values > floor, values.clamp(min=floor) ** exponent, 0.0)) @ vectors.T
 
-    root = power(covariance.to(generated), 0.5)
-    pull = torch.eye(d).to(generated) - root @ power(root @ generated @ root, -0.5) @ root
-    linear, quadratic = [], []
-    for block in features.split(BLOCK):
-        x = block.double() - mu
-        linear.append(2 * x @ (mu - mean.to(mu)))
-        quadratic.append(((x @ pull) * x).sum(1))
-    return torch.cat(linear) + torch.cat(quadratic) - torch.cat(quadratic).mean()
+def _root_changes(values: Tensor, parts: Tensor) -> Tensor:
+    """Tr (D - z z^T)^{1/2} - Tr D^{1/2} for N vectors z: (N,), from D's positive values (k,) and z^2 / D, `parts`
+    (N, k), whose sums are at most 1."""
+    middle = math.log(float(values.max()))
+    t = torch.arange(middle - REACH, middle + REACH, STEP, dtype=values.dtype, device=values.device).exp()
+    shares = values[:, None] / (values[:, None] + t)
+    removed = parts @ shares
+    # 1 - removed, without cancellation if almost everything is removed
+    left = (1 - parts.sum(1, keepdim=True)).clamp(min=0) + parts @ (t / (values[:, None] + t))
+    logarithms = torch.where(removed < 0.5, torch.log1p(-removed), left.clamp(min=1e-300).log())
+    return (logarithms * t.sqrt()).sum(1) * STEP / (2 * math.pi)
 
 
 def standard_error(features: Tensor, mean: Tensor, covariance: Tensor) -> float | None:
-    """Standard error of the distance over the images, by their `influences` (delta method).
-
-    Unlike a bootstrap, this needs no random numbers and does not depend on the order. It is up to a quarter too large
-    for 2 d to 4 d images, and up to a tenth above that (on synthetic features, compared with the spread over new
-    draws).
-    """
+    """The jackknife's standard error of the distance over the images (see `influences`). It needs no random numbers
+    and does not depend on the order."""
     values = influences(features, mean, covariance)
-    return None if values is None else float(values.square().sum().sqrt() / len(values))
+    return None if values is None else float(values.std()) / math.sqrt(len(values))

@@ -27,7 +27,7 @@ from specbench.metrics.base import (
     Unavailable,
     not_below_zero,
 )
-from specbench.rows.shown import too_few
+from specbench.rows.shown import bias
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -124,8 +124,8 @@ class ScenesFID(EmbeddedMetric):
 
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         n, d = outputs.shape
-        if few := too_few(n, d):
-            return (Score.unmeasured(few, self.cache_key),)
+        if n < 2:
+            return (Score.unmeasured("a Fréchet distance needs at least two images", self.cache_key),)
         import torch
 
         from specbench.metrics import frechet
@@ -134,6 +134,7 @@ class ScenesFID(EmbeddedMetric):
         notes = [f"against {reference.count} real validation images{' of one object' if single else ''}"]
         if strangers := sum(not self.world.describes(item.labels) for item in items):
             notes.append(f"{strangers} of {n} prompts are not of {self.world.name}, the real images are")
+        notes += filter(None, [bias(n, d)])
         features = torch.from_numpy(outputs).double()
         value = frechet.distance(features, reference)
         stderr = frechet.standard_error(features, reference.mean, reference.covariance)

@@ -120,7 +120,7 @@ _SPEED = {
     "speedup_shift": "share of the speed-up by which a change of one side alone may have moved it, without noise, see"
     " timing.steadiness; part of the standard errors of speedup_latency and speedup_throughput",
     "timing_valid": f"true if at least 4 pairs give a standard error, and speedup_shift is noise or at most"
-    f" {SHIFT_BOUND:g}; the seconds of other rows are not shown",
+    f" {SHIFT_BOUND:g}; tables mark the seconds of other rows",
     "draft_cost": "seconds to draft a token / seconds of vanilla AR for one, same batch size (c in CSpD's Eq. 35)",
     "speedup_expected": "CSpD's Eq. 35 from acceptance_rate, gamma and draft_cost",
     "latency_s_mean": "decode seconds of one image at batch 1, first target forward to last token, mean over images",

@@ -40,7 +40,7 @@ def measurement_remarks(
                 " speed-ups in seconds"
             )
     if why := unsteady(row):
-        remarks.append(f"{why}: its seconds are not shown")
+        remarks.append(f"{why}: its seconds are not valid")
     num_workers = max(session.get("workers", 1) for session in sessions.values())
     if num_workers > 1:
         remarks.append(f"decoded by {num_workers} workers: no seconds are measured")

@@ -45,14 +45,14 @@ def quality(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> list[str]:
 
 
 def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
-    """The key values of a row that may be shown, as text, with their standard errors over images."""
+    """The key values of a row as text, with their standard errors over images."""
 
     def value(name: str, unit: str = "", digits: int = 2) -> str:
         if row.get(name) is None:
-            return "not measured" if measured.get(name) is None else "not shown"
+            return "not measured"
         return summary.with_error(row[name], row.get(stderr_of(name)), digits) + unit
 
-    measured, row = row, shown(row)
+    row = shown(row)
     lines = _speed_lines(row, value)
     against_vanilla = {item.column: item for item in differences(row, _columns(cfg))}
     for name in _columns(cfg):

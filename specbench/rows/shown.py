@@ -1,10 +1,10 @@
-"""Which values of a row may be shown, from its cells alone (text or values): seconds of a valid timing, and statistics
-of enough images.
+"""Which values of a row cannot be compared as they are, and why, from its cells alone (text or values): seconds of a
+timing that was not steady, and statistics that are biased for few images. Such a value is printed with a remark.
 
 A Fréchet distance compares covariances of features. The covariance of few images is estimated badly, which biases the
-distance upwards, by an amount that falls as 1 / n and depends on the method. A distance is therefore not computed for
-fewer than `IMAGES_PER_FEATURE` images per feature, whichever network the features come from. A metric that estimates
-such a covariance declares the number of features, by the name of their extractor in backends:
+distance upwards, by an amount that falls as 1 / n and depends on the method. So a distance of fewer than
+`IMAGES_PER_FEATURE` images per feature can only be compared with one of the same n. A metric that estimates such a
+covariance declares the number of features, by the name of their extractor in backends:
 
     features: {scenes-classifier: 64}
 """
@@ -43,47 +43,29 @@ MACHINE = {
 
 
 def shown(row: Row) -> dict[str, Any]:
-    """The row without values that are `withheld`, and with 0 for values that are rounding errors. (Tables do the same
-    with cells: `tables.layout.printable`.)"""
+    """The row with 0 for values that are rounding errors. (Tables do the same with cells.)"""
     result = dict(row)
     for name, value in row.items():
-        if withheld(row, name):
-            result[name] = None
-        elif isinstance(value, float) and value and not resolved(name, value):
+        if isinstance(value, float) and value and not resolved(name, value):
             result |= {name: 0.0, stderr_of(name): None}
     return result
-
-
-def withheld(row: Row, column: str) -> str:
-    """Why a row's value in a column is not printed; "" if it is printed.
-
-    A row whose timing is not valid shows no seconds. A speed-up in seconds also needs timed pairs of the method and
-    vanilla, enough of them for an error. Vanilla's own speed-up is 1 by definition.
-    """
-    if column not in TIMED_COLUMNS or column in OF_TIMING or row.get(column) in (None, ""):
-        extractor = str(row.get(f"{column}_backend") or "").partition("@")[0]
-        width, n = _features_of(column).get(extractor), row.get("images") or row.get("n")
-        why = too_few(int(n), width) if width and n else ""
-        return f"Not printed: {why}." if why else ""
-    is_speedup = column in SPEEDUPS or column in map(stderr_of, SPEEDUPS)
-    if is_speedup and is_vanilla(row):
-        return ""
-    if why := unsteady(row):
-        return f"Not printed: {why}."
-    if not is_speedup or _holds(row):
-        return ""
-    return f"Not printed: {row.get('timed_pairs') or 0} timed pairs are too few for an error."
 
 
 # Images
 
 
-def too_few(n: int, features: int) -> str:
-    """Why `n` images give no Fréchet distance over this many features; "" if they do."""
-    needed = IMAGES_PER_FEATURE * features
-    if n >= needed:
+def bias(n: int, features: int) -> str:
+    """The remark on a Fréchet distance of `n` images over this many features; "" if they are enough."""
+    if n >= IMAGES_PER_FEATURE * features:
         return ""
-    return f"n < {IMAGES_PER_FEATURE} x {features} features: a Fréchet distance needs {needed:,} images"
+    return f"n < {IMAGES_PER_FEATURE} x {features} features: biased upwards at this n, compare only with the same n"
+
+
+def is_biased(row: Row, column: str) -> bool:
+    """Whether a row has fewer images than the Fréchet distance in this column needs."""
+    width = _features_of(column).get(str(row.get(f"{column}_backend") or "").partition("@")[0])
+    n = row.get("images") or row.get("n")
+    return bool(width and n and bias(int(n), width))
 
 
 def features(metric: str) -> dict[str, int]:
@@ -102,12 +84,21 @@ def _features_of(column: str) -> dict[str, int]:
     return {name: d for metric in metrics for name, d in features(metric).items()}
 
 
-def too_few_for(metric: str, n: int) -> str:
-    """`too_few` for a metric by its name; "" for a metric that is not a Fréchet distance."""
-    return next(filter(None, (too_few(n, d) for d in features(metric).values())), "")
-
-
 # Seconds
+
+
+def doubt(row: Row, column: str) -> str:
+    """Why a row's seconds or speed-up are in doubt; "" if they are not. Vanilla's own speed-up is 1 by definition."""
+    if column not in TIMED_COLUMNS or column in OF_TIMING or row.get(column) in (None, ""):
+        return ""
+    is_speedup = column in SPEEDUPS or column in map(stderr_of, SPEEDUPS)
+    if is_speedup and is_vanilla(row):
+        return ""
+    if why := unsteady(row):
+        return f"Not valid: {why}."
+    if not is_speedup or _holds(row):
+        return ""
+    return f"Not valid: {row.get('timed_pairs') or 0} timed pairs are too few for an error."
 
 
 def unsteady(row: Row) -> str:
@@ -143,7 +134,7 @@ def _machine(row: Row) -> tuple[str, ...]:
 
 
 def elsewhere(row: Row, column: str, common: tuple[str, ...]) -> str:
-    """Why a row's value is not printed in a column with the seconds of another machine; "" if it is printed."""
+    """Why a row's seconds cannot be compared with those of the machine of the other lines; "" if they can."""
     if column in SPEEDUPS and is_vanilla(row):
         return ""
     differing = {MACHINE[n]: (a, b) for n, a, b in zip(MACHINE, _machine(row), common) if a != b}
@@ -152,4 +143,4 @@ def elsewhere(row: Row, column: str, common: tuple[str, ...]) -> str:
     parts = [
         f"{name} {value or 'unknown'} instead of {other or 'unknown'}" for name, (value, other) in differing.items()
     ]
-    return f"Not printed: timed otherwise than the rest of the column ({', '.join(parts)}); the row has the value."
+    return f"Timed otherwise than the rest of the column ({', '.join(parts)}): do not compare."

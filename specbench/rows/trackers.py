@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 from specbench.config import parameters
 from specbench.errors import RunError, UsageError, install
-from specbench.rows.shown import withheld
 from specbench.storage import home, image_files
 
 _LONGEST = 500  # maximum characters of a parameter on servers of MLflow
@@ -62,12 +61,11 @@ def settings(cfg: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """The measurements of a run: the columns of numbers that are not parameters, without values that are withheld."""
+    """The measurements of a run: the columns of numbers that are not parameters."""
     return {
         name: float(value)
         for name, value in row.items()
         if name not in parameters.table() and isinstance(value, int | float) and not isinstance(value, bool)
-        if not withheld(row, name)
     }
 
 

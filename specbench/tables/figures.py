@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from specbench.rows.columns import stderr_of
 from specbench.rows.selection import spread_of
 from specbench.tables.definitions import AXES, Column, Maps, Series, Stack, Table, TableFigure
-from specbench.tables.layout import NORMAL95, printable
+from specbench.tables.layout import NORMAL95, comparable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,12 +46,12 @@ _HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++")
 
 
 def draw(table: Table, rows: Mapping[str, Row | None], folder: Path, stem: str) -> list[Path]:
-    """Draws the table's figure from its measured rows, without missing rows, panels without rows, and values that a
-    table does not print. Returns the written files.
+    """Draws the table's figure from its measured rows, without missing rows, panels without rows, and values in
+    doubt. Returns the written files.
 
     Bars are 95 % intervals.
     """
-    figure, (rows, _) = table.figure, printable(table, rows)
+    figure, rows = table.figure, comparable(table, rows)
     if isinstance(figure, TableFigure):
         measured = tuple(panel for panel in figure.panels if any(rows.get(key) for key in panel.keys))
         curves, kind = replace(figure, panels=measured or figure.panels), _log_curves if figure.log else _curves

@@ -16,7 +16,7 @@ from specbench.config import parameters
 from specbench.errors import UsageError
 from specbench.rows.columns import COLUMNS, TIMED_COLUMNS, stderr_of
 from specbench.rows.remarks import pieces
-from specbench.rows.shown import common_machine, elsewhere, withheld
+from specbench.rows.shown import common_machine, doubt, elsewhere
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import Column, Line, Table, TableTest, row_column
 from specbench.tables.literature import PublishedRow
@@ -179,7 +179,7 @@ class _Builder:
     ) -> None:
         rows = {line.key: measured.get(line.key) for line in table.lines}
         self.table = replace(table, columns=(*table.columns, *_new_metrics(rows)))
-        self.rows, self.reasons = printable(self.table, rows)
+        self.rows, self.doubts = rows, doubts(self.table, rows)
         self.present = [row for row in self.rows.values() if row is not None]
         self.published, self.command, self.differing, self.notes = published, command, differing, Notes()
 
@@ -222,7 +222,7 @@ class _Builder:
             why = self.table.no_run(line, model) or f"Not measured yet; to measure it: {self.command}"
             return TableEntry(line.label, "measured", model, (), (notes.gap(why),) * len(columns))
         cells = tuple(self._measured_cell(line, column, row) for column in columns)
-        empty = {c.key for c in columns if not row.get(c.key) and (line.key, c.key) not in self.reasons}
+        empty = {c.key for c in columns if not row.get(c.key)}
         said = [piece for piece, about in pieces(row.get("note", "")) if about in empty or about not in COLUMNS]
         marks = (notes.mark(f"From the row: {'; '.join(said)}."),) if any(said) else ()
         return TableEntry(line.label, "measured", model, marks, cells, row_id=row.get("run_id", ""))
@@ -230,7 +230,7 @@ class _Builder:
     def _measured_cell(self, line: Line, column: Column, row: Row) -> TableCell:
         text, place = row.get(column.key, ""), (line.key, column.key)
         if not text:
-            return self.notes.gap(self.reasons.get(place, "The run did not measure this."))
+            return self.notes.gap("The run did not measure this.")
         spread = row.get(column.spread, "") if column.spread else ""
         try:
             if spread and not math.isfinite(float(spread)):
@@ -243,7 +243,8 @@ class _Builder:
             raise UsageError(
                 f"{column.key} of {where} is not a finite number ({e}): remove that row and try again"
             ) from None
-        return TableCell(*shown, (DIFFERS,) if place in self.differing else ())
+        doubted = (self.notes.mark(self.doubts[place]),) if place in self.doubts else ()
+        return TableCell(*shown, (*doubted, DIFFERS) if place in self.differing else doubted)
 
     def _printed(self, line: Line, model: str) -> PublishedRow | None:
         wanted = (line.published or {}).items()
@@ -311,23 +312,26 @@ def _said(column: Column, valued: Sequence[Row]) -> list[str]:
     return said
 
 
-def printable(table: Table, rows: Mapping[str, Row | None]) -> tuple[dict[str, Row | None], dict[tuple[str, str], str]]:
-    """The rows without the values that are not comparable with the others, and the reasons by (line key, column key):
-    seconds of another machine than the other lines', an invalid speed-up, or a statistic of too few images."""
-    keys = [column.key for column in table.columns]
-    timed = [key for key in keys if table.rows_of == "bench" or key in TIMED_COLUMNS]
+def doubts(table: Table, rows: Mapping[str, Row | None]) -> dict[tuple[str, str], str]:
+    """(line key, column key) -> why these seconds cannot be compared with the others: another machine than the other
+    lines', or a timing that is not valid."""
+    timed = [c.key for c in table.columns if table.rows_of == "bench" or c.key in TIMED_COLUMNS]
     present = {name: row for name, row in rows.items() if row is not None}
     common = common_machine(present.values(), timed)
-    reasons, kept = {}, dict(rows)
+    found = {}
     for name, row in present.items():
-        for key in keys:
-            why = withheld(row, key)
-            if not why and key in timed and row.get(key) and common:
-                why = elsewhere(row, key, common)
-            if why:
-                reasons[name, key] = why
-                kept[name] = {**(kept[name] or {}), key: ""}
-    return kept, reasons
+        for key in timed:
+            if row.get(key) and (why := doubt(row, key) or (elsewhere(row, key, common) if common else "")):
+                found[name, key] = why
+    return found
+
+
+def comparable(table: Table, rows: Mapping[str, Row | None]) -> dict[str, Row | None]:
+    """The rows without values in doubt, for what compares values without remarks, such as a curve."""
+    kept = dict(rows)
+    for name, key in doubts(table, rows):
+        kept[name] = {**(kept[name] or {}), key: ""}
+    return kept
 
 
 def _tested(

@@ -16,7 +16,7 @@ from specbench.compare.paired import holm
 from specbench.rows.differences import LEVEL
 from specbench.tables import figures
 from specbench.tables.definitions import Column, Panel, row_column
-from specbench.tables.layout import Header, Notes, Row, TableCell, TableEntry, TableSheet, facts, printable
+from specbench.tables.layout import Header, Notes, Row, TableCell, TableEntry, TableSheet, comparable, facts
 from specbench.tables.measure import TablePlan
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def build(todo: TablePlan, command: str) -> TableSheet:
                 cells += [notes.gap(_MISSING)] * 5 if pair is None else _cells(pair, columns[y].decimals)
             label = f"{panel.label}: {b.label} against {a.label}"
             entries.append(TableEntry(label, "measured", todo.model, (), tuple(cells)))
-    rows, _ = printable(table, todo.rows)
+    rows = comparable(table, todo.rows)
     about = (*facts([row for row in rows.values() if row is not None]), ("Command", command))
     lines_of = table.matched and table.matched.lines_of
     shared = [f"The curves have the lines and runs of the table {lines_of}."] if lines_of else []
@@ -171,7 +171,7 @@ def draw(todo: TablePlan, folder: Path, stem: str) -> list[Path]:
 
 
 def _figure(parts: Sequence[Part], todo: TablePlan) -> Figure:
-    rows, _ = printable(todo.table, todo.rows)
+    rows = comparable(todo.table, todo.rows)
     styles = figures.styles_of([[curve.label for curve in panel.curves] for panel, *_ in parts])
     heights = [math.ceil((1 + len(pairs)) / _ACROSS) for *_, pairs in parts]
     drawn, axes = figures.new_axes(sum(heights), _ACROSS)

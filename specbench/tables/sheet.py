@@ -10,7 +10,7 @@ from specbench.config import parameters
 from specbench.harness.planned import Row
 from specbench.rows.columns import METRICS
 from specbench.rows.differences import LEVEL
-from specbench.rows.shown import MACHINE
+from specbench.rows.shown import MACHINE, is_biased
 from specbench.tables import layout, literature
 from specbench.tables.definitions import Column, Curve, Line, Maps, Panel, Series, Stack, Table, TableFigure, TableTest
 from specbench.tables.layout import TableSheet
@@ -40,7 +40,9 @@ def build(plan: TablePlan, command: str) -> tuple[TableSheet, Table, dict[str, R
         table = replace(table, lines=shown, tests=tests, figure=_figure(suite.table, shown, plan.suffixes))
         models = {key: ", ".join(filter(None, runs[0].cell.group)) for key, runs in lines.items()}
     p_values = _p_values(plan, members, table.columns)
-    differing = {place for place, p in p_values.items() if p < 1 - LEVEL}
+    # A biased distance has no star: the bias of two methods can differ.
+    significant = {place for place, p in p_values.items() if p < 1 - LEVEL}
+    differing = {(key, name) for key, name in significant if not is_biased(rows[key] or {}, name)}
     commands = {key: runs[0].command for key, runs in lines.items()}
     table = replace(table, remarks=())
     sheet = layout.build(table, models, rows, printed, commands, command, plan.compared, differing)

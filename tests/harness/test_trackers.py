@@ -96,7 +96,6 @@ def test_wandb_gets_a_run_of_the_same_id(folder: RunFolder, monkeypatch: pytest.
     assert numbers["step_compression"] == row["step_compression"]
     assert numbers["contact_sheet"] == str(folder.sheet)
     assert "delta" not in numbers
-    assert "speedup_latency" not in numbers  # from two pairs, which no table prints either
     assert calls.by_name("finish")
 
 

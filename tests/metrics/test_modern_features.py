@@ -235,7 +235,6 @@ def metric_against(name: str, real: np.ndarray, weights: Path, monkeypatch: pyte
     return metric
 
 
-@pytest.mark.usefixtures("any_n")
 def test_fd_dinov2_equals_scipy_s_fréchet_distance(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, fake = features(300, 1), features(200, 2, shift=0.3)
     metric = metric_against("fd_dinov2", real, weights, monkeypatch)
@@ -280,7 +279,6 @@ def test_cmmd_s_standard_error_is_the_spread_over_fresh_draws(weights: Path, mon
     np.testing.assert_allclose(influences.std(), jackknife.std(), rtol=0.05)
 
 
-@pytest.mark.usefixtures("any_n")
 def test_a_folder_is_compared_with_a_reference(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -133,7 +133,6 @@ def test_the_clip_score_knows_the_words(real_pictures):
     assert "names of classes" in score.note
 
 
-@pytest.mark.usefixtures("any_n")
 def test_the_distance_is_to_real_images_of_one_object(real_pictures, home, monkeypatch):
     images, items = real_pictures
     monkeypatch.setattr(scenes_reference, "COUNT", 48)
