@@ -119,9 +119,9 @@ class TabularModel:
 
     def drafter(self, cfg: Mapping[str, Any]) -> Drafter:
         """The draft tables, in the shape of its drafts, replace a drafter that needs a network: sampled or, for Medusa,
-        EAGLE-2 and draft_tokens=deterministic, deterministic."""
+        EAGLE-2 and draft_sampling=deterministic, deterministic."""
         name = cfg["drafter"]
-        chosen = name == "medusa" or cfg.get("draft_tokens") == "deterministic"
+        chosen = name == "medusa" or cfg.get("draft_sampling") == "deterministic"
         if not registry.drafter_network(name):
             return build_drafter(cfg, None)
         if "nodes" in cfg:

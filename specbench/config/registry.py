@@ -61,7 +61,10 @@ class DrafterNetwork:
 
     def path(self, value: str, world: str = "scenes") -> Path:
         """The folder or file that drafter_weights= names. `embedded` and embedded:NAME are the project's own, for the
-        target of a world. UsageError for a NAME that does not exist."""
+        target of a world; official:MODEL is the official target of another model. UsageError for a name that does not
+        exist."""
+        if model := official_target(value):
+            return home.model_folder(model) / "target"
         if not is_embedded(value):
             return Path(value)
         name = value.partition(":")[2]
@@ -77,6 +80,16 @@ class DrafterNetwork:
 def is_embedded(value: str) -> bool:
     """Whether drafter_weights= names the project's own weights."""
     return value.partition(":")[0] == "embedded"
+
+
+def official_target(value: str) -> str:
+    """MODEL in drafter_weights=official:MODEL; "" for another value. UsageError for a model without official files."""
+    kind, _, model = value.partition(":")
+    if kind != "official":
+        return ""
+    if model not in model_sources():
+        raise unknown("model with official weights", model, model_sources())
+    return model
 
 
 def find(group: str, name: str) -> Any:
@@ -202,7 +215,7 @@ def _paths(cfg: Mapping[str, Any]) -> dict[str, str]:
         if not folder.is_dir():
             raise UsageError(f"weights must be {default}, random or an existing folder (there is no folder '{folder}')")
         paths["weights"] = str(folder)
-    if (weights := cfg.get("drafter_weights")) and is_embedded(weights):
+    if (weights := cfg.get("drafter_weights")) and (is_embedded(weights) or official_target(weights)):
         drafter_path(cfg)  # checks the name
     elif weights:
         path = home.expanded(weights)

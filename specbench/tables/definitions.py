@@ -195,7 +195,7 @@ class TableTest:
 @dataclass(frozen=True)
 class Table:
     """A table. protocol: the overrides that all its runs share; n: the number of prompts per run. Both apply to its own
-    model and to other models of an embedded world; for a real model, the paper's protocol replaces them if it exists.
+    model and to other models; for a real model, the paper's protocol replaces the parameters that it states.
     paper: where it was printed. on_request: a table that takes long, and is drawn only if it is named."""
 
     id: str
@@ -247,7 +247,10 @@ class Table:
         """What `specbench tables` runs: its lines on one model, with `n` prompts and each of the seeds (None, none: the
         defaults)."""
         protocol = None if model == self.model or parameters.world("model", model) else self.papers_protocol
-        shared = {"protocol": protocol} if protocol else {"n": str(self.n), **named(self.protocol)}
+        shared = {"n": str(self.n), **named(self.protocol)}
+        if protocol:
+            stated = protocols.values(protocol, model, {})
+            shared = {"protocol": protocol} | {name: value for name, value in shared.items() if name not in stated}
         if n is not None:
             shared["n"] = str(n)
         if self.rows_of == "bench":  # a benchmark has no n

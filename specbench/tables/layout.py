@@ -19,7 +19,7 @@ from specbench.rows.remarks import pieces
 from specbench.rows.shown import common_machine, doubt, elsewhere
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import Column, Line, Table, TableTest, row_column
-from specbench.tables.literature import PublishedRow
+from specbench.tables.literature import DRAFTERS, PublishedRow
 from specbench.tables.measure import compared_row
 
 Row = Mapping[str, str]
@@ -213,7 +213,12 @@ class _Builder:
             for name in dict.fromkeys(printed.model for printed in self.published):
                 printed = self._printed(line, name)
                 yield self._published(line, name, printed)
-                if printed is not None and printed.model_name == model and row is not None:
+                if (
+                    printed is not None
+                    and printed.model_name == model
+                    and row is not None
+                    and _same_drafter(row, printed)
+                ):
                     yield self._difference(line, row, printed)
 
     def _measured(self, line: Line, model: str, row: Row | None) -> TableEntry:
@@ -285,6 +290,12 @@ class _Builder:
             "Measured minus published; ± 95 % interval of the measured value, if its error is known."
         )
         return TableEntry(line.label, "difference", printed.model, (mark,), tuple(cells))
+
+
+def _same_drafter(row: Row, printed: PublishedRow) -> bool:
+    """Whether a run had the drafter of a published row, where a paper has several targets that draft."""
+    ours = row.get("drafter_weights", "").removeprefix("official:") or next(iter(DRAFTERS.values()))
+    return printed.drafter_model in ("", ours)
 
 
 def _new_metrics(rows: Mapping[str, Row | None]) -> list[Column]:

@@ -13,6 +13,8 @@ from importlib import resources
 
 from specbench.errors import unknown
 
+#: Targets that draft for others -> their names in conf/model. The first one is every model's default.
+DRAFTERS = {"MAR-B (208M)": "mar_b", "MAR-L (479M)": "mar_l"}
 #: LlamaGen-XL's stages -> their names in conf/model.
 STAGES = {"llamagen_xl_stage1": "llamagen_xl", "llamagen_xl_stage2": "llamagen_xl_512"}
 TRUSTED = ("seed", "seed+official_repo", "reconstructed", "paper")
@@ -33,6 +35,11 @@ class PublishedRow:
     def model_name(self) -> str:
         """The model's name in conf/model."""
         return STAGES.get(self.model_key, self.model_key)
+
+    @property
+    def drafter_model(self) -> str:
+        """The model in conf/model that drafts; "" if no target of another name does."""
+        return DRAFTERS.get(self.cells["draft_model"], "")
 
     @property
     def trusted(self) -> bool:

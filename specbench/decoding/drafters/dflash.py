@@ -171,4 +171,4 @@ def shape(cfg: Mapping[str, Any]) -> DraftShape:
 
 
 def build(cfg: Mapping[str, Any], model: Any) -> Drafter:
-    return DFlash(model.drafter_network("dflash"), _paths(cfg), cfg["draft_tokens"] == "deterministic")
+    return DFlash(model.drafter_network("dflash"), _paths(cfg), cfg["draft_sampling"] == "deterministic")

@@ -73,24 +73,28 @@ def cool(
     schedule: str = "exponential",
     floor: float = 0.0,
     resample: str = "optimal",
+    linear_length: int = 8,
 ) -> Relaxed:
     """Cool-SD: a schedule over `length` depths whose mean is `delta`, never below `floor` (the paper has 0)."""
-    return Relaxed("cool", cool_schedule(delta, length, nu, schedule, floor), resample)
+    return Relaxed("cool", cool_schedule(delta, length, nu, schedule, floor, linear_length), resample)
 
 
-def cool_schedule(delta: float, length: int, nu: float, schedule: str, floor: float = 0.0) -> list[float]:
+def cool_schedule(
+    delta: float, length: int, nu: float, schedule: str, floor: float = 0.0, linear_length: int = 8
+) -> list[float]:
     """omega_1 .. omega_L. Exponential (Eq. 16): delta L e^{-nu i} / sum_j e^{-nu j}. Linear (Eq. 17): delta L w_i / sum
-    w with w_i = (l - i) / (l (l + 1)) and l = 8, so L < 8."""
+    w with w_i = (l - i) / (l (l + 1)), where l is `linear_length`, 8 in the paper, so L < l."""
     check_choice("schedule", schedule, ("exponential", "linear"))
     depths = range(1, length + 1)
     if schedule == "exponential":
         weights = [math.exp(-nu * i) for i in depths]
     else:
-        if length >= 8:
+        if length >= linear_length:
             raise UsageError(
-                f"schedule=linear is defined for drafts shorter than 8, not {length}; use schedule=exponential"
+                f"schedule=linear is defined for drafts shorter than linear_length={linear_length}, not {length}; raise"
+                " linear_length, or use schedule=exponential"
             )
-        weights = [(8 - i) / 72 for i in depths]
+        weights = [(linear_length - i) / (linear_length * (linear_length + 1)) for i in depths]
     scale = delta * length / sum(weights)
     return [max(floor, scale * w) for w in weights]
 
@@ -134,7 +138,7 @@ def check(cfg: Mapping[str, Any], shape: DraftShape) -> None:
 
 def _cool(cfg: Mapping[str, Any], height: int) -> list[float]:
     """The height of the drafts is the schedule's L."""
-    return cool_schedule(cfg["delta"], max(1, height), cfg["nu"], cfg["schedule"], cfg["floor"])
+    return cool_schedule(cfg["delta"], max(1, height), cfg["nu"], cfg["schedule"], cfg["floor"], cfg["linear_length"])
 
 
 def build_exact(cfg: Mapping[str, Any], context: RuleContext) -> Rule:
