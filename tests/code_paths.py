@@ -4,8 +4,8 @@ The argument is a JSON list of [variables of the environment, what is compared].
 instruction set of torch's own kernels, how many products are computed in which way, and the errors with one and with
 two threads. Images are decoded with two threads: in the tests' own processes there is one.
 
-What is compared: "all"; "some", without products of many outputs, the others once with a bias and once without, and fewer
-images; or "functions", without the products, which are the matrix library's.
+What is compared: "all"; "some", without products of many outputs, the others once with a bias and once without, and
+fewer images; or "functions", without the products, which are the matrix library's.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def shapes() -> list[tuple[int, int]]:
 
 
 def products(every: bool) -> Iterator[str]:
-    """Random rows, other than the ones by which a way of computing was chosen. Without `every`, each shape of few outputs
-    with or without a bias: with one thread what is left out with two."""
+    """Random rows, other than the ones by which a way of computing was chosen. Without `every`, each shape of few
+    outputs with or without a bias: with one thread what is left out with two."""
     rng = torch.Generator().manual_seed(99)
     for number, (out, width) in enumerate(shapes()):
         if not every and out > SOME:

@@ -25,8 +25,8 @@ from specbench.engine import invariance, ops
 from specbench.engine.masks import TreeMask
 
 TESTS = Path(__file__).resolve().parents[1]
-#: What the environment can choose on one machine, and what is compared then (see `code_paths`). An empty MKL_CBWR is the
-#: library's default.
+#: What the environment can choose on one machine, and what is compared then (see `code_paths`). An empty MKL_CBWR is
+#: the library's default.
 CODE_PATHS: dict[str, tuple[dict[str, str], str]] = {
     "as shipped": ({}, "all"),
     "library's default": ({"MKL_CBWR": ""}, "some"),
