@@ -1,17 +1,22 @@
-"""Run as a process, on the code paths that its environment chooses: does a row depend on the other rows?
+"""Run as a process: does a row depend on the other rows, on the code paths that environments choose?
 
-Prints one JSON object: the instruction set of torch's own kernels, how many products are computed in which way, and
-the errors with one and with two threads. Images are decoded with two threads: in the tests' own processes there
-is one. The argument "functions" leaves out the products, which are the matrix library's.
+The argument is a JSON list of [variables of the environment, what is compared]. Prints a list of objects: the
+instruction set of torch's own kernels, how many products are computed in which way, and the errors with one and with
+two threads. Images are decoded with two threads: in the tests' own processes there is one.
+
+What is compared: "all"; "some", without products of many outputs, the others once with a bias and once without, and
+fewer images; or "functions", without the products, which are the matrix library's.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import product
+from multiprocessing import get_context
 from typing import Any
 
 import tiny
@@ -37,6 +42,7 @@ from specbench.engine.masks import TreeMask
 KEYS = [(7, i) for i in range(5)]
 FULL_SIZE = [(1280, 3456), (192, 2048), (96, 4096)]  # LlamaGen-XL's widest product, and some of few outputs
 PARTS = ("scenes_target", "scenes_eagle", "scenes_mar", "textures_target")
+SOME = 512  # most outputs of a weight in some products
 
 
 def shapes() -> list[tuple[int, int]]:
@@ -49,12 +55,16 @@ def shapes() -> list[tuple[int, int]]:
     return sorted(sizes_seen)
 
 
-def products() -> Iterator[str]:
-    """Random rows, other than the ones by which a way of computing was chosen."""
+def products(every: bool) -> Iterator[str]:
+    """Random rows, other than the ones by which a way of computing was chosen. Without `every`, each shape of few
+    outputs with or without a bias: with one thread what is left out with two."""
     rng = torch.Generator().manual_seed(99)
-    for out, width in shapes():
+    for number, (out, width) in enumerate(shapes()):
+        if not every and out > SOME:
+            continue
         x, weight = torch.randn(260, width, generator=rng), torch.randn(out, width, generator=rng) / width**0.5
-        for bias in (None, torch.randn(out, generator=rng))[: 1 if (out, width) in FULL_SIZE else 2]:
+        biases = (None, torch.randn(out, generator=rng))[: 1 if (out, width) in FULL_SIZE else 2]
+        for bias in biases if every else biases[(number + torch.get_num_threads()) % len(biases) :][:1]:
             expected = ops.linear(x, weight, bias)
             order = torch.randperm(len(x), generator=rng)
             parts = [(0, 1), (3, 4), (0, 2), (5, 10), (7, 23), (20, 53), (1, 61), (9, 210)]
@@ -103,8 +113,9 @@ def functions() -> Iterator[str]:
                 yield f"attention of {n} positions over {used} of {slots} slots"
 
 
-def images() -> Iterator[str]:
-    """Images of models of discrete and of continuous tokens, in one batch and in several."""
+def images(every: bool) -> Iterator[str]:
+    """Images of models of discrete and of continuous tokens, in one batch and in several: every kind of draft and of
+    target, or one each."""
     target = tiny.llamagen(side=4)
     drafters = {
         "tree": lambda: Eagle(tiny.eagle(target), parse("[[0],[1],[0,0],[0,1],[1,0]]")),
@@ -113,7 +124,7 @@ def images() -> Iterator[str]:
         "window": lambda: Window(7, "horizontal_repeat", coupling="maximal", width=2, depth=3),
     }
     conditioning = tiny.prompts(len(KEYS))
-    for name, drafter in drafters.items():
+    for name, drafter in drafters.items() if every else [("window", drafters["window"])]:
 
         def decoded(a: int, b: int, make: Any = drafter) -> list[Tensor]:
             config = DecoderConfig(target, make(), rules.cool(2.0, 3), Sampling(cfg_scale=2.0), emitted_draws=4)
@@ -121,7 +132,7 @@ def images() -> Iterator[str]:
             return [out.tokens, out.steps, out.accepted, out.trace.log_prob, out.trace.emitted_kl]
 
         yield from (f"{name}, images {part}" for part in differing(decoded))
-    for model, criterion in product(("d1t5", "d2t4"), ("exact", "path")):
+    for model, criterion in product(("d1t5", "d2t4"), ("exact", "path")) if every else [("d2t4", "path")]:
 
         def decoded(a: int, b: int, name: str = model, by: str = criterion) -> list[Tensor]:
             pair = built_in(name)
@@ -140,15 +151,25 @@ def differing(decoded: Any) -> Iterator[str]:
             yield f"{a} to {b}"
 
 
-def main() -> None:
+def report(chosen: tuple[dict[str, str], str]) -> dict[str, Any]:
+    environment, compared = chosen
+    os.environ.update(environment)
     faults: dict[str, list[str]] = {}
     with torch.no_grad():
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            faults[str(threads)] = [*(() if sys.argv[1:] == ["functions"] else products()), *functions()]
-        faults["2"] += images()
+            linear = () if compared == "functions" else products(compared == "all")
+            faults[str(threads)] = [*linear, *functions()]
+        faults["2"] += images(compared != "some")
     ways = Counter(way.__name__ for way in invariance._chosen.values())
-    print(json.dumps({"kernels": torch.backends.cpu.get_cpu_capability(), "ways": ways, "faults": faults}))
+    return {"kernels": torch.backends.cpu.get_cpu_capability(), "ways": ways, "faults": faults}
+
+
+def main() -> None:
+    """One process for every environment, forked before anything is computed: the libraries read theirs when they first
+    compute."""
+    with get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+        print(json.dumps(pool.map(report, json.loads(sys.argv[1]), chunksize=1)))
 
 
 if __name__ == "__main__":

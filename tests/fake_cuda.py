@@ -78,18 +78,19 @@ class Lint(TorchDispatchMode):
     constants copied from the host, operations that read data, kernels with arguments on the host. (A zero-dimensional
     tensor on the host is passed to a kernel by value, unless it is copied.)"""
 
-    def __init__(self) -> None:
+    def __init__(self, warm: bool = True) -> None:
         super().__init__()
+        self.warm = warm
         self.faults: Counter[str] = Counter()
         self.operations = 0
         self.on = False
 
     def record(self, functions: Mapping[str, Action], device: torch.device) -> list[Action]:
-        """See `graph.cuda_graphs`: a plain round, which creates the tensors that are created once, then the recorded
-        round."""
+        """See `graph.cuda_graphs`: a plain round, which creates the tensors that are created once (`warm`), then the
+        recorded round."""
         rounds = list(functions.values())
         try:
-            for function in rounds:
+            for function in rounds if self.warm else []:
                 function()
             with self._recording():
                 for function in rounds:

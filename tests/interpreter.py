@@ -7,6 +7,38 @@ from functools import lru_cache, wraps
 from typing import Any
 
 
+def _remember_types() -> None:
+    """The interpreter makes a type and a tensor for every operation, and computes their names, sizes and formats anew:
+    here once for each shape."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    block, tensor, formats = tl.core.block_type, tl.core.tensor, {}
+    made: dict[Any, dict[str, Any]] = {}
+    make_block, make_tensor, format_of = block.__init__, tensor.__init__, interpreter._get_np_dtype
+
+    def block_init(self: Any, element_ty: Any, shape: Any) -> None:
+        key = element_ty.name, *[getattr(size, "value", size) for size in shape]
+        if key not in made:
+            make_block(self, element_ty, shape)
+            made[key] = vars(self).copy()
+        vars(self).update(made[key], element_ty=element_ty)
+
+    def tensor_init(self: Any, handle: Any, type: Any) -> None:  # noqa: A002
+        if type.name not in made:
+            make_tensor(self, handle, type)
+            made[type.name] = vars(self) | {"handle": None}
+        vars(self).update(made[type.name], handle=handle, type=type, dtype=type.scalar)
+
+    def format_once(type_: Any) -> Any:
+        name = type_.scalar.name
+        if name not in formats:
+            formats[name] = format_of(type_)
+        return formats[name]
+
+    block.__init__, tensor.__init__, interpreter._get_np_dtype = block_init, tensor_init, format_once
+
+
 def patch_language_once() -> None:
     """While a kernel runs, the interpreter's functions replace the functions of triton.language. Triton puts them there
     when the kernel starts, and again whenever it calls another function, which changes nothing and takes a third of the
@@ -18,6 +50,7 @@ def patch_language_once() -> None:
     scope_of: Any = getattr(interpreter, "_LangPatchScope", None)
     if scope_of is None:
         return
+    _remember_types()
     patch: Callable[[Any], Any] = interpreter._patch_lang
     patched: set[str] = set()
 

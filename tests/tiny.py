@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from scipy import stats
 from torch import Tensor
 
 from specbench.decoding.batch import Decoded
@@ -189,6 +188,8 @@ def equal(a: Any, b: Any) -> bool:
 def fit(counts: Tensor, probs: Tensor) -> float:
     """p-value of a chi-square test of numbers (N,) against their probabilities; numbers of small expectation are
     pooled."""
+    from scipy import stats  # takes as long as all other imports
+
     seen, expected = torch.bincount(counts, minlength=len(probs)).double(), probs * len(counts)
     assert seen[probs == 0].sum() == 0, "what has probability zero was drawn"
     small = expected < 5
