@@ -43,7 +43,7 @@ FILES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 SMALLER: dict[str, dict[str, str | None]] = {
     "run": {"n": "3", "warmup": "0", "workers": None, "hydra.launcher.n_jobs": "1", "metrics": "none"},
     "resume": {"workers": "1", "ray_address": None},
-    "audit": {"audit.samples": "1000"},
+    "audit": {"audit.samples": "200"},
     "bench": {"bench.steps": "2", "bench.images": "0", "bench.nodes": "1"},
     "probe": {"n": "1"},
 }
@@ -66,6 +66,7 @@ NOT_RUN = {
     "accelerate launch": WEIGHTS,
     "specbench bench model=lumina_mgpt weights=random": "needs a GPU",
     "specbench bench -m model=llamagen_xl weights=random": "needs a GPU",
+    "specbench bench --plan model=emu3": "takes seconds for its shapes; test_plan",
     "specbench run -m hydra/launcher=slurm": "needs Slurm",
     "specbench suite my.yaml": "test_suite runs one",
     "specbench status runs/suites/my": "the same",
@@ -194,7 +195,9 @@ def _check(line: str) -> None:
         command, *rest = arguments
         bench_parameters = sub_commands.find("bench").by_name
         overrides = [
-            argument for argument in rest if argument != "-m" and argument.partition("=")[0] not in bench_parameters
+            argument
+            for argument in rest
+            if argument not in ("-m", "--plan") and argument.partition("=")[0] not in bench_parameters
         ]
         check: dict[str, Callable[[], object]] = {
             "fetch": lambda: _fetch_arguments(rest),
