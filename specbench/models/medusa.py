@@ -42,7 +42,8 @@ class MedusaBlock(nn.Module):
 class MedusaOutput(nn.Module):
     def __init__(self, dim: int, vocab_size: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocab_size, dim).normal_(std=0.02))
+        self.weight = nn.Parameter(torch.empty(vocab_size, dim))
+        nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight)

@@ -40,6 +40,8 @@ def as_read(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cell(value: Any) -> str:
+    if type(value) is str:  # most are
+        return value
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -19,7 +19,7 @@ import shlex
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +106,13 @@ class TablePlan(Plan[TableRun]):
         """The command that continues a suite."""
         return f"specbench resume {shlex.quote(str(self.home))}"
 
-    @property
+    @cached_property
     def suffixes(self) -> dict[tuple[str, str], str]:
         """Model and set of prompts -> the end of the keys of its printed lines, if there are several."""
         groups = dict.fromkeys(run.cell.group for run in self.runs)
         return {group: f"@{i}" if len(groups) > 1 else "" for i, group in enumerate(groups)}
 
-    @property
+    @cached_property
     def lines(self) -> dict[str, list[TableRun]]:
         """The runs of each printed line: those of a line on one model and set of prompts, with all seeds."""
         lines: dict[str, list[TableRun]] = {}
@@ -122,7 +122,7 @@ class TablePlan(Plan[TableRun]):
                     lines.setdefault(f"{run.key}{suffix}", []).append(run)
         return lines
 
-    @property
+    @cached_property
     def rows(self) -> dict[str, Row | None]:
         """Printed line -> its row; for several seeds, a row that pools the existing ones."""
         return {key: pooled_row(runs, bool(self.suite.baseline)) for key, runs in self.lines.items()}

@@ -28,7 +28,7 @@ from specbench.metrics.outputs import image_key
 from specbench.rows.csv_files import append_row
 from specbench.tables import collect, matched, measure
 from specbench.tables.catalog import TABLES
-from specbench.tables.definitions import TableFigure
+from specbench.tables.definitions import Table, TableFigure
 
 N = 24
 _CONTEXT = metrics.ScoringContext(metrics.ASSETS, Path())
@@ -321,10 +321,20 @@ def collected(results: Path, bench: CurveBench, say: Callable[[str], None] = lam
     return collect.collect(planned(results), bench, say)
 
 
-TESTED = TABLES["relaxed_equal"]
-assert TESTED.matched is not None
-assert isinstance(TESTED.figure, TableFigure)
-PANELS = [panel for panel in TESTED.figure.panels if len(panel.curves) > 1]
+def first_lines(table: Table, panels: Sequence[int]) -> Table:
+    """A table with only these panels of its figure, and only the first two lines of their curves."""
+    assert isinstance(table.figure, TableFigure)
+    cut = [
+        replace(panel, curves=tuple(replace(curve, lines=curve.lines[:2]) for curve in panel.curves))
+        for panel in (table.figure.panels[i] for i in panels)
+    ]
+    keys = {key for panel in cut for key in panel.keys}
+    lines = tuple(line for line in table.lines if line.key in keys)
+    return replace(table, lines=lines, figure=replace(table.figure, panels=tuple(cut)))
+
+
+TESTED = first_lines(TABLES["relaxed_equal"], (0, 1, -1))
+PANELS = TESTED.compared_panels
 PAIRS = [comb(len(panel.curves), 2) for panel in PANELS]
 
 
@@ -336,7 +346,7 @@ def test_a_table_tests_every_pair_of_its_curves_once(tmp_path: Path) -> None:
     assert not planned(tmp_path).unequalled
     tests = len(done.pairs)
     assert tests == sum(PAIRS)
-    assert PAIRS[:2] == [36, 15]
+    assert PAIRS == [36, 15, 6]
     assert len(collected(tmp_path, bench).pairs) == tests
     sheet = matched.build(done, "specbench tables relaxed_equal")
     first = sheet.entries[0]
@@ -398,7 +408,7 @@ def test_the_tests_of_a_panel_survive_a_stop(tmp_path: Path) -> None:
     assert len(planned(tmp_path).pairs) == 36
     assert [panel.label for panel in planned(tmp_path).equal.values()] == ["EAGLE-1, chain of 5"]
     ran = len(bench.ran)
-    assert ran > 46  # the lines of nine curves, and some of the second panel
+    assert ran > len({*PANELS[0].keys})  # the lines of nine curves, and some of the second panel
     bench = CurveBench()
     assert len(collected(tmp_path, bench).pairs) == sum(PAIRS)
     assert len(bench.ran) == len(TESTED.lines) - ran

@@ -17,6 +17,7 @@ from specbench.harness.pipeline import Pipeline
 from specbench.models.pixels import to_float
 
 COUNT, SOME, FEW = 8, 4, 2
+ALL, HALF = 256, 128  # tokens of an image; the upper half shows what a drafter saves
 TEXTURES = "model=llamagen_textures"
 CAPTIONS = {name: [worlds.world(name).sample("validation", i).caption for i in range(COUNT)] for name in worlds.NAMES}
 
@@ -30,28 +31,37 @@ def captions_of(overrides):
     return CAPTIONS["textures" if TEXTURES in overrides else "scenes"]
 
 
+def decode(p: Pipeline, captions, keys, length: int):
+    """The first tokens of images: no later token changes them."""
+    with pytest.MonkeyPatch.context() as shorter:
+        for target in (p.model.target, p.config.target):  # a drafter may read a copy with more layers
+            shorter.setattr(target, "length", length)
+        return p.decode(p.encode(captions), keys)
+
+
 @cache
-def decoded(*overrides: str, count: int = COUNT):
-    p = pipeline(*overrides)
-    return p.decode(p.encode(captions_of(overrides)[:count]), [(0, i) for i in range(count)])
+def decoded(*overrides: str, count: int = FEW, length: int = HALF):
+    return decode(pipeline(*overrides), captions_of(overrides)[:count], [(0, i) for i in range(count)], length)
 
 
 def accepted_length(*overrides: str, count: int = FEW) -> float:
-    return float((256 / decoded(*overrides, count=count).steps.double()).mean())
+    return float((HALF / decoded(*overrides, count=count).steps.double()).mean())
 
 
 def test_vanilla_takes_one_step_a_token():
-    out = decoded("method=vanilla")
+    out = decoded("method=vanilla", count=COUNT, length=ALL)
     assert out.steps.eq(256).all()
     assert out.tokens.shape == (COUNT, 256)
     assert len(out.tokens.unique()) > 50
 
 
+IN_ORDER = (("method=eagle_chain",), ("method=eagle1",), ("method=cool_sd", "delta=2"))
+
+
 def test_accepted_lengths_have_the_order_of_the_papers():
     """A chain, a tree and a strongly relaxed rule: about 2.2, 2.8 and 3.2. (To show that delta=1.1 gives more than the
     exact rule takes 500 images.)"""
-    methods = (["eagle_chain"], ["eagle1"], ["cool_sd", "delta=2"])
-    chain, eagle, cooler = (accepted_length(f"method={name}", *words, count=SOME) for name, *words in methods)
+    chain, eagle, cooler = (accepted_length(*words, count=SOME) for words in IN_ORDER)
     assert 1.5 < chain < eagle < cooler
     assert accepted_length("method=sd") > 1.2
     assert accepted_length("method=eagle2", count=1) > 1.5  # about 2.3
@@ -68,34 +78,31 @@ def test_windows_save_steps_and_proactive_drafts_save_more():
 def test_a_caption_can_be_read_from_its_image(world, model, goal):
     """The goals are over 256 captions (results/embedded_models.md); these eight hold about 60 attributes, so the
     share can miss its goal by at most four standard errors of 0.05."""
-    images = pipeline(*model, "method=vanilla").pixels(decoded(*model, "method=vanilla").tokens)
+    p, tokens = pipeline(*model, "method=vanilla"), decoded(*model, "method=vanilla", count=COUNT, length=ALL).tokens
+    images = p.pixels(tokens)
+    assert np.array_equal(p.pixels(tokens[1:2]), images[1:2])  # bit for bit
     labels = [worlds.world(world).sample("validation", i).scene.labels() for i in range(COUNT)]
     assert float(read_right(images, labels, world).nanmean()) > goal - 0.2
 
 
 @pytest.mark.parametrize(
-    ("words", "count"),
+    "words",
     [
-        (("method=vanilla",), COUNT),
-        (("method=sd",), FEW),
-        (("method=eagle_chain",), SOME),
-        (("method=cool_sd", "delta=2"), SOME),
-        (("method=scd",), FEW),
-        (("method=medusa",), FEW),
-        (("method=dflash",), FEW),
-        ((TEXTURES, "method=vanilla"), COUNT),
-        ((TEXTURES, "method=eagle_chain"), FEW),
-        ((TEXTURES, "method=scd"), FEW),
+        ("method=sd",),
+        ("method=eagle_chain",),
+        ("method=cool_sd", "delta=2"),
+        ("method=scd",),
+        ("method=medusa",),
+        ("method=dflash",),
+        (TEXTURES, "method=scd"),
     ],
 )
-def test_the_same_images_in_any_batch(words, count):
-    """Tokens and pixels are equal bit for bit, alone and in a batch: every row-wise product is computed in one
-    order."""
-    p = pipeline(*words)
-    together = decoded(*words, count=count)  # which other tests look at, too
-    out = p.decode(p.encode(captions_of(words)[1:2]), [(0, 1)])
-    assert torch.equal(out.tokens, together.tokens[1:2])
-    assert np.array_equal(p.pixels(out.tokens), p.pixels(together.tokens)[1:2])
+def test_the_same_tokens_in_any_batch(words):
+    """Bit for bit, alone and in a batch: every row-wise product is computed in one order. (The pixels: see the test of
+    captions.)"""
+    together = decoded(*words, count=SOME if words in IN_ORDER else FEW)  # which other tests look at, too
+    out = decode(pipeline(*words), captions_of(words)[1:2], [(0, 1)], HALF // 2)
+    assert torch.equal(out.tokens, together.tokens[1:2, : HALF // 2])
 
 
 @torch.inference_mode()
@@ -120,9 +127,9 @@ def test_logits_are_bit_equal_alone_and_in_a_batch(model):
 
 @pytest.mark.parametrize(
     ("model", "methods", "fewer"),
-    [  # eagle_chain is eagle1's, narrower
+    [  # of scenes, eagle_chain is eagle1's, narrower
         ((), ("sd", "eagle1", "eagle2", "eagle3", "medusa", "dflash", "jacobi", "sjd"), 1.5),
-        ((TEXTURES,), ("eagle3", "sjd"), 1),
+        ((TEXTURES,), ("eagle_chain", "sjd"), 1),
     ],
 )
 def test_greedy_speculation_repeats_the_greedy_target(model, methods, fewer):
@@ -131,21 +138,21 @@ def test_greedy_speculation_repeats_the_greedy_target(model, methods, fewer):
     for method in methods:
         out = decoded(*model, f"method={method}", "temperature=0", count=1)
         assert torch.equal(out.tokens, wanted)
-        assert out.steps.item() < 256 / fewer
+        assert out.steps.item() < HALF / fewer
 
 
 def test_another_seed_is_another_image():
-    p = pipeline("method=scd")
-    encoded = p.encode(CAPTIONS["scenes"][:1])
-    assert not torch.equal(p.decode(encoded, [(1, 0)]).tokens, decoded("method=scd", count=FEW).tokens[:1])
+    out = decode(pipeline("method=scd"), CAPTIONS["scenes"][:1], [(1, 0)], HALF // 2)
+    assert not torch.equal(out.tokens, decoded("method=scd").tokens[:1, : HALF // 2])
 
 
-@pytest.mark.parametrize(("world", "model", "used"), [("scenes", (), 0.8), ("textures", (TEXTURES,), 0.65)])
+@pytest.mark.parametrize(("world", "model", "used"), [("scenes", (), 0.8), ("textures", (TEXTURES,), 0.45)])
 def test_the_tokenizer_reaches_its_statistics(world, model, used):
-    """On 200 images, which do not show every rare code of 8,192: the card's 2,000 images show 0.91 of them."""
+    """On 60 images, which show 0.86 of 512 codes and 0.50 to 0.52 of 8,192: the card's 2,000 images show 0.91 of
+    them."""
     from tools.scenes.tokenizer import evaluate
 
-    images = worlds.world(world).render("validation", range(200))[0]
+    images = worlds.world(world).render("validation", range(60))[0]
     statistics = evaluate(pipeline(*model, "method=vanilla").model.tokenizer, images)
     assert statistics["psnr_db"] > 26
     assert statistics["codes_used"] > used
@@ -167,13 +174,13 @@ def test_target_and_drafter_reach_their_statistics(world, model, loss, top1, tv)
     from tools.scenes import target
 
     bundle = pipeline(*model, "method=eagle_chain").model
-    images, captions, _ = worlds.world(world).render("validation", range(32))
+    images, captions, _ = worlds.world(world).render("validation", range(16))
     with torch.inference_mode():
         codes = bundle.codes(to_float(images)).numpy()
         features = bundle.encode(captions).features
         dataset = target.dataset(bundle.target, codes, features)
         statistics = drafter.evaluate(
-            EagleTraining(bundle.drafter_network("eagle"), TargetHead(bundle.target)), dataset, range(32)
+            EagleTraining(bundle.drafter_network("eagle"), TargetHead(bundle.target)), dataset, range(16)
         )
         reached = target.evaluate_target(bundle.target, codes, features)
     assert reached["loss"] < loss  # as its card says, and far below the 6.2 and 9.0 nats of equal codes
@@ -187,8 +194,8 @@ def test_a_model_is_loaded_without_torchs_compiler():
         "import sys\n"
         "from specbench.config.configuration import compose\n"
         "from specbench.harness.pipeline import Pipeline\n"
-        "for model in ('llamagen_scenes', 'mar_scenes'):\n"
-        "    Pipeline.load(compose([f'model={model}', 'method=vanilla']))\n"
+        "for model, method in (('llamagen_scenes', 'medusa'), ('mar_scenes', 'vanilla')):\n"
+        "    Pipeline.load(compose([f'model={model}', f'method={method}']))\n"
         "print('torch._dynamo' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

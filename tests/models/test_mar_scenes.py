@@ -208,7 +208,7 @@ def test_shapes_fit_together_and_the_defaults_are_the_trained_ones():
 def test_the_committed_pair_draws_its_classes_in_fewer_passes():
     """Exact drafts give the target's distribution, so at least six of the eight attributes of four pictures must be
     correct: the goal of the models is three in four (results/embedded_models.md). Some drafts are accepted."""
-    cfg = configuration.compose(["model=mar_scenes", "method=cspd", "gamma=1"])
+    cfg = configuration.compose(["model=mar_scenes", "method=cspd", "gamma=1", "diffusion_steps=20"])
     pipeline = Pipeline.load(cfg)
     assert pipeline.rule.exact
     items = load("n=4")

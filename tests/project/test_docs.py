@@ -17,8 +17,8 @@ INDEX = ROOT / "docs/index.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 GUIDE = (ROOT / "docs/contributing.md").read_text()
 SMALL = {
-    "run": ["n=2", "warmup=0", "baseline=false", "device=cpu", "metrics=none"],
-    "audit": ["audit.samples=20000", "audit.model=v3t5"],
+    "run": ["n=1", "warmup=0", "baseline=false", "device=cpu", "metrics=none"],
+    "audit": ["audit.samples=4000", "audit.model=v3t5"],
     "bench": ["device=cpu", "out=bench.csv"],
     "list": [],
     "fetch": [],

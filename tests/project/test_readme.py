@@ -66,6 +66,9 @@ NOT_RUN = {
     "accelerate launch": WEIGHTS,
     "specbench bench model=lumina_mgpt weights=random": "needs a GPU",
     "specbench bench -m model=llamagen_xl weights=random": "needs a GPU",
+    "specbench audit --variants": "audits for seconds; test_audit_command",
+    "specbench audit method=dflash": "audits every model; test_audit_command audits every preset",
+    "specbench bench --plan model=emu3": "takes seconds for its shapes; test_plan",
     "specbench run -m hydra/launcher=slurm": "needs Slurm",
     "specbench suite my.yaml": "test_suite runs one",
     "specbench status runs/suites/my": "the same",
@@ -194,12 +197,16 @@ def _check(line: str) -> None:
         command, *rest = arguments
         bench_parameters = sub_commands.find("bench").by_name
         overrides = [
-            argument for argument in rest if argument != "-m" and argument.partition("=")[0] not in bench_parameters
+            argument
+            for argument in rest
+            if argument not in ("-m", "--plan", "--variants")
+            and not argument.startswith("audit.")
+            and argument.partition("=")[0] not in bench_parameters
         ]
         check: dict[str, Callable[[], object]] = {
             "fetch": lambda: _fetch_arguments(rest),
             "train": lambda: recipes.plan(rest),
-            "bench": lambda: configuration.grid(overrides, "-m" in rest),
+            **dict.fromkeys(("audit", "bench"), lambda: configuration.grid(overrides, "-m" in rest)),
             "run": lambda: configuration.grid([o for o in overrides if o != "--dry-run"], "-m" in rest),
             "tables": lambda: _listed(rest),
             "suite": lambda: tables._read(rest[0], [argument for argument in rest[1:] if "=" in argument]),

@@ -138,16 +138,15 @@ def test_the_figure_is_the_same_file_and_needs_no_row(tmp_path: Path) -> None:
     assert len(figures.draw(TABLE, dict.fromkeys(rows), tmp_path, "none")) == 2
 
 
-@pytest.mark.parametrize("name", ["glance", "relaxed"])
-def test_a_panel_without_rows_takes_no_space(name: str, tmp_path: Path) -> None:
+def test_a_panel_without_rows_takes_no_space(tmp_path: Path) -> None:
     """By the height of the picture; without any row, all panels are there."""
-    figure = TABLES[name].figure
+    figure = TABLE.figure
     assert isinstance(figure, TableFigure)
 
     def height(count: int) -> int:
         keys = {key for panel in figure.panels[:count] for key in panel.keys}
-        rows = {line.key: _row(2, 0.1) if line.key in keys else None for line in TABLES[name].lines}
-        return Image.open(figures.draw(TABLES[name], rows, tmp_path, "a")[1]).height
+        rows = {line.key: _row(2, 0.1) if line.key in keys else None for line in TABLE.lines}
+        return Image.open(figures.draw(TABLE, rows, tmp_path, "a")[1]).height
 
     one, two, every, none = height(1), height(2), height(len(figure.panels)), height(0)
     assert one < two < every == none

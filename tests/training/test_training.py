@@ -84,7 +84,7 @@ def test_the_tokenizer_learns_and_keeps_its_codes_alive(tmp_path):
     images = scenes.render("train", range(64))[0]
     torch.manual_seed(0)
     vq = VQModel(VQConfig(8, (1, 2, 2), 1, 16, codebook_size=64, norm_groups=4, attention=False))
-    tokenizer.train(vq, images, Recipe(steps=150, batch=8, lr=2e-3, warmup=5), tmp_path)
+    tokenizer.train(vq, images, Recipe(steps=150, batch=4, lr=2e-3, warmup=5), tmp_path)
     statistics = tokenizer.evaluate(vq, images)
     flat = 10 * np.log10(4 / ((images / 127.5 - 1) - (images / 127.5 - 1).mean((1, 2), keepdims=True)).var())
     assert statistics["psnr_db"] > flat  # better than each picture's mean colour
@@ -139,7 +139,7 @@ def test_the_text_encoder_learns_the_content_of_captions(tmp_path):
     captions = [s.caption for s in samples]
     chance, right = (
         target.train_text(scenes.WORLD, text, captions, labels, recipe, tmp_path / str(recipe.steps))["right"]
-        for recipe in (Recipe(1, 64, 1e-4), Recipe(130, 64, 5e-3, warmup=5))
+        for recipe in (Recipe(1, 64, 1e-4), Recipe(80, 64, 8e-3, warmup=5))
     )
     assert right > max(0.5, chance + 0.2)
     ids = text.tokenize(["A zebra circle", "word " * 100])
