@@ -46,8 +46,17 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         os._exit(3)
 
 
+#: Files that take longest. They begin first, so that two processes end at about the same time.
+LONGEST = (
+    "test_embedded", "test_ptxas", "test_capture", "test_readme", "test_train_drafter", "test_launches", "test_targets",
+    "test_real", "test_training", "test_cluster", "test_densities", "test_continuous", "test_engine", "test_bench",
+    "test_invariance", "test_kernel_verification", "test_mar_scenes", "test_audit_command",
+)  # fmt: skip
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of kernels use the device if one exists."""
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
     for item in items:
         if item.path.name.startswith("test_kernel") and torch.cuda.is_available():
             item.add_marker(pytest.mark.gpu)

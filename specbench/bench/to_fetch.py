@@ -76,9 +76,9 @@ def _part(what: str, part: Part, command: str) -> Fetch:
 
 def _of_model(cfg: Mapping[str, Any]) -> Iterator[Fetch]:
     if other := registry.official_target(cfg.get("drafter_weights") or ""):
-        part = registry.model_sources()[other].parts["target"]
         if not (home.model_folder(other) / "target").is_dir():
-            yield _part(f"target/ of {other}, which drafts", part, fetching(other, None, "official", []))
+            target = registry.model_sources()[other].parts["target"]
+            yield _part(f"target/ of {other}, which drafts", target, fetching(other, None, "official", []))
     folder, source = registry.weights_folder(cfg), registry.model_sources().get(cfg["model"])
     if folder is None or source is None:
         return

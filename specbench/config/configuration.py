@@ -110,9 +110,6 @@ class PluginFolders(SearchPathPlugin):
             search_path.append("specbench-plugin", f"file://{plugin.conf}")
 
 
-Plugins.instance().register(PluginFolders)
-
-
 @contextmanager
 def session() -> Iterator[None]:
     """Hydra's compose API on conf/, from any working directory; its errors become UsageErrors of one line. Within
@@ -121,6 +118,7 @@ def session() -> Iterator[None]:
         if GlobalHydra.instance().is_initialized():
             yield
             return
+        Plugins.instance().register(PluginFolders)  # again: a launcher in this process may have made Plugins anew
         with hydra.initialize_config_dir(str(parameters.conf_dir()), job_name="specbench", version_base=VERSION_BASE):
             yield
     except (HydraException, OmegaConfBaseException, ValueError) as e:

@@ -14,8 +14,8 @@ from specbench.storage import home, sources
 def check(cfg: Mapping[str, Any]) -> None:
     """Raises UsageError if weights are missing; the message says how to get them."""
     other = registry.official_target(cfg.get("drafter_weights") or "")
-    if other and not (target := home.model_folder(other) / "target").is_dir():
-        raise UsageError(f"{target} does not exist: {advice(other)}")
+    if other and not (drafting := home.model_folder(other) / "target").is_dir():
+        raise UsageError(f"{drafting} does not exist: {advice(other)}")
     folder, model = registry.weights_folder(cfg), cfg["model"]
     if folder is None:
         return

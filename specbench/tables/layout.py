@@ -213,12 +213,7 @@ class _Builder:
             for name in dict.fromkeys(printed.model for printed in self.published):
                 printed = self._printed(line, name)
                 yield self._published(line, name, printed)
-                if (
-                    printed is not None
-                    and printed.model_name == model
-                    and row is not None
-                    and _same_drafter(row, printed)
-                ):
+                if printed and row and printed.model_name == model and _same_drafter(row, printed):
                     yield self._difference(line, row, printed)
 
     def _measured(self, line: Line, model: str, row: Row | None) -> TableEntry:

@@ -332,7 +332,7 @@ def test_committed_evaluators_separate_good_from_bad(real: tuple[np.ndarray, lis
 
 def test_the_scores_equal_those_of_earlier_versions(real: tuple[np.ndarray, list[Item]]) -> None:
     """The values of commit 1c46be4, but for the error of the distance, which was not the jackknife's. Another CPU
-    rounds features differently, by about 1e-6 of their size; the difference of traces in the distance turns this into 1e-4."""
+    rounds features differently, by about 1e-6 of their size; the difference of traces turns this into 1e-4."""
     scores = measure(NAMES, *real)
     assert scores["fid"].value == pytest.approx(2.632295301281914, rel=1e-4)
     assert scores["fid"].stderr == pytest.approx(0.21907784142062262, rel=1e-3)
