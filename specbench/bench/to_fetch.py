@@ -75,10 +75,10 @@ def _part(what: str, part: Part, command: str) -> Fetch:
 
 
 def _of_model(cfg: Mapping[str, Any]) -> Iterator[Fetch]:
-    if other := registry.official_target(cfg.get("drafter_weights") or ""):
-        if not (home.model_folder(other) / "target").is_dir():
-            target = registry.model_sources()[other].parts["target"]
-            yield _part(f"target/ of {other}, which drafts", target, fetching(other, None, "official", []))
+    other = registry.official_target(cfg.get("drafter_weights") or "")
+    if other and not (home.model_folder(other) / "target").is_dir():
+        drafting = registry.model_sources()[other].parts["target"]
+        yield _part(f"target/ of {other}, which drafts", drafting, fetching(other, None, "official", []))
     folder, source = registry.weights_folder(cfg), registry.model_sources().get(cfg["model"])
     if folder is None or source is None:
         return

@@ -85,9 +85,7 @@ def load_model(cfg: Mapping[str, Any]) -> tuple[torch.device, Any]:
     device = resolve_device(cfg["device"])
     check_choice("dtype", cfg["dtype"], tuple(DTYPES))
     if device.type == "cpu" and parameters.world("model", cfg["model"]) and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(
-            1
-        )  # two threads are hardly faster for its small products, and ten times slower under load
+        torch.set_num_threads(1)  # two are hardly faster for its small products, and ten times slower under load
     return device, registry.find("model", cfg["model"])(cfg, device, DTYPES[cfg["dtype"]])
 
 

@@ -159,10 +159,10 @@ CASES = [
         f"{SJDPAC}lumina_mgpt n=4 cfg_scale=4 caption=first metrics=none seed=1",
         {"n": 4, "cfg_scale": 4.0, "caption": "first", "metrics": [], "size": 768},
         [
-            "departs from protocol sjdpac_table1@2: caption first (not running_longest), n 4 (not 5000),"
+            "departs from protocol sjdpac_table1@3: caption first (not running_longest), n 4 (not 5000),"
             " metrics none (not fid_pytorch + clip_b16_x100), cfg_scale 4 (not 3)",
-            "not stated by protocol sjdpac_table1@2, so the run's own: top_p 1",
-            "by the released code of protocol sjdpac_table1@2, not by its paper: seed 1, batch 1,"
+            "not stated by protocol sjdpac_table1@3, so the run's own: top_p 1",
+            "by the released code of protocol sjdpac_table1@3, not by its paper: seed 1, batch 1,"
             " size 768, unconditional prompt_end",
         ],
     ),
@@ -183,8 +183,8 @@ CASES = [
         "protocol=coolsd_fig4 model=llamagen_xl",
         {"data": "coco2017", "metrics": ["fid"]},
         [
-            "protocol coolsd_fig4@1 names no model",
-            "not stated by protocol coolsd_fig4@1, so the run's own: batch 1, cfg_scale 7.5, temperature 1, top_k 1000,"
+            "protocol coolsd_fig4@2 names no model",
+            "not stated by protocol coolsd_fig4@2, so the run's own: batch 1, cfg_scale 7.5, temperature 1, top_k 1000,"
             " top_p 1",
         ],
     ),
@@ -231,7 +231,7 @@ def test_a_protocol_chooses_the_variant_that_was_measured() -> None:
         return cfg["variant"], [remark for remark in remarks_of(cfg) if "variant" in remark]
 
     assert chosen("method=sjd_pac") == ("released", [])
-    departs = "departs from protocol sjdpac_table1@2: variant exact (not released)"
+    departs = "departs from protocol sjdpac_table1@3: variant exact (not released)"
     assert chosen("method=sjd_pac", "variant=exact") == ("exact", [departs])
     assert chosen("method=scd") == ("exact", [])
     assert configuration.compose(_words("coolsd_table1", "lumina_mgpt", "method=lantern_pp"))["bound"] == "neighbours"
@@ -279,9 +279,9 @@ def test_in_a_grid_every_job_has_its_own_values() -> None:
         ("sjd_table3@2", "llamagen_xl", "coco2017", 7.5, 1000),
         ("sjd_table3@2", "lumina_mgpt", "coco2017", 4.0, 2000),
         ("sjd_table3@2", "llamagen_scenes", "scenes", 3.0, None),
-        ("sjdpac_table1@2", "llamagen_xl", "coco2017", 7.5, 1000),
-        ("sjdpac_table1@2", "lumina_mgpt", "coco2017", 3.0, 2000),
-        ("sjdpac_table1@2", "llamagen_scenes", "scenes", 3.0, None),
+        ("sjdpac_table1@3", "llamagen_xl", "coco2017", 7.5, 1000),
+        ("sjdpac_table1@3", "lumina_mgpt", "coco2017", 3.0, 2000),
+        ("sjdpac_table1@3", "llamagen_scenes", "scenes", 3.0, None),
     ]
     with pytest.raises(UsageError, match="protocol=nope.*model=anole.*'nope'"):
         configuration.grid(["protocol=sjd_table4,nope", "model=anole"], multirun=True)
