@@ -14,6 +14,7 @@ from specbench.config import parameters, protocols, registry
 from specbench.errors import UsageError
 from specbench.rows.columns import METRICS, SHOWN, stderr_of
 from specbench.rows.selection import spread_of
+from specbench.tables import literature
 
 DEFAULT_MODEL = "llamagen_scenes"
 Values = Mapping[str, str]  # parameter -> its value as text
@@ -264,6 +265,8 @@ class Table:
         values = line.on(model, self.model)
         if values is None:
             return line.without
+        if self._paper_leaves_out(line, model):
+            return f"The paper has no such line for {model}."
         known, shared = parameters.table(), named(self.protocol) | dict(given or {})
         if missing := sorted(name for name in values.keys() - parameters.possible(model) if name in known):
             return f"{model} has no parameter {missing[0]}."
@@ -273,6 +276,13 @@ class Table:
         if parameters.kind("method", method) not in ("any", parameters.kind("model", model)):
             return f"{model} has {parameters.kind('model', model)} tokens."
         return "" if _has_drafter(model, method, shared | values) else f"{model} has no such drafter."
+
+    def _paper_leaves_out(self, line: Line, model: str) -> bool:
+        """Whether the paper prints this model, but not in this line."""
+        if line.published is None or model == self.model or self.id not in literature.available():
+            return False
+        printed = [row for row in literature.load(self.id) if row.model_name == model]
+        return bool(printed) and not any(row.fits(line.published) for row in printed)
 
     @property
     def papers_protocol(self) -> str | None:

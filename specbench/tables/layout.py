@@ -247,8 +247,7 @@ class _Builder:
         return TableCell(*shown, (*doubted, DIFFERS) if place in self.differing else doubted)
 
     def _printed(self, line: Line, model: str) -> PublishedRow | None:
-        wanted = (line.published or {}).items()
-        same = [r for r in self.published if r.model == model and all(r.cells.get(k, "") == v for k, v in wanted)]
+        same = [r for r in self.published if r.model == model and r.fits(line.published or {})]
         if len(same) > 1:
             names = ", ".join(r.row_id for r in same)
             raise UsageError(f"published rows {names} all match '{line.label}' of table {self.table.id}")

@@ -41,6 +41,10 @@ class PublishedRow:
         """The model in conf/model that drafts; "" if no target of another name does."""
         return DRAFTERS.get(self.cells["draft_model"], "")
 
+    def fits(self, values: Mapping[str, str]) -> bool:
+        """Whether the row has all of these cells."""
+        return all(self.cells.get(name, "") == value for name, value in values.items())
+
     @property
     def trusted(self) -> bool:
         """Whether the row may be shown as published without a mark."""

@@ -184,8 +184,7 @@ CASES = [
         {"data": "coco2017", "metrics": ["fid"]},
         [
             "protocol coolsd_fig4@2 names no model",
-            "not stated by protocol coolsd_fig4@2, so the run's own: batch 1, cfg_scale 7.5, temperature 1, top_k 1000,"
-            " top_p 1",
+            "not stated by protocol coolsd_fig4@2, so the run's own: cfg_scale 7.5, temperature 1, top_k 1000, top_p 1",
         ],
     ),
     # "off" is a value and not a gap
@@ -230,10 +229,10 @@ def test_a_protocol_chooses_the_variant_that_was_measured() -> None:
         cfg = configuration.compose(_words("sjdpac_table1", "lumina_mgpt", *words))
         return cfg["variant"], [remark for remark in remarks_of(cfg) if "variant" in remark]
 
-    assert chosen("method=sjd_pac") == ("released", [])
-    departs = "departs from protocol sjdpac_table1@3: variant exact (not released)"
-    assert chosen("method=sjd_pac", "variant=exact") == ("exact", [departs])
-    assert chosen("method=scd") == ("exact", [])
+    assert chosen("method=gsd") == ("released", [])
+    departs = "departs from protocol sjdpac_table1@3: variant printed (not released)"
+    assert chosen("method=gsd", "variant=printed") == ("printed", [departs])
+    assert chosen("method=sjd_pac") == ("exact", [])
     assert configuration.compose(_words("coolsd_table1", "lumina_mgpt", "method=lantern_pp"))["bound"] == "neighbours"
 
 

@@ -221,7 +221,7 @@ def test_another_models_runs_follow_the_papers_protocol() -> None:
     embedded, real = (overrides(table, line, model) for model in ("llamagen_scenes", "llamagen_xl"))
     common = "method=lantern delta=0.1"
     assert embedded == f"model=llamagen_scenes {common} k=100 n=24 batch=1 emitted_draws=0 seed=0".split()
-    assert real == f"model=llamagen_xl {common} k=1000 protocol=lantern_table3".split()
+    assert real == f"model=llamagen_xl {common} k=1000 protocol=lantern_table3 emitted_draws=0".split()
     assert "k=1000, embedded 100" in line.label
     assert "n=8" in (overrides(table, line, "llamagen_xl", 8) or ())
     sizes = TABLES["sjd_table8"]  # a model with only one size does not have these lines
