@@ -83,9 +83,7 @@ def _of_model(cfg: Mapping[str, Any]) -> Iterator[Fetch]:
     if folder is None or source is None:
         return
     size = str(cfg.get("size"))
-    for name in registry.needed_folders(cfg):
-        if (folder / name).is_dir():
-            continue
+    for name in registry.absent_folders(cfg):
         part = source.sizes[size] if name == "target" and size in source.sizes else sources.part_of(source, name)
         what = f"{name}/ of {cfg['model']}"
         if part is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from specbench.bench.devices import DEVICES, only_dry
 from specbench.cli.arguments import Argument, Arguments, CommandLine, Words, command
 from specbench.cli.commands import code_of
 from specbench.config import parameters
-from specbench.errors import UsageError, unknown, values
+from specbench.errors import RunError, UsageError, plain, unknown, values
 from specbench.harness.planned import PlannedRun
 from specbench.storage import home
 from specbench.storage.files import locked
@@ -68,11 +69,18 @@ def _arguments() -> Arguments:
     }
 
 
-@command("tables", _arguments)
+#: What the command line may change in a table, besides the parameters of all its runs.
+TABLE_KEYS = ("batch", "timed")
+
+
+@command("tables", _arguments, others=["specbench.cli.tables:TABLE_KEYS", "specbench.config.parameters:table"])
 def main(
     line: CommandLine, bench: Bench | None = None, results: Path = Path("results"), runs: Path = Path("runs")
 ) -> int:
-    """Executes the runs that the tables still need, then draws the tables from their rows."""
+    """Executes the runs that the tables still need, then draws the tables from their rows. batch=N timed=M measures
+    quality in batches of N images, and seconds by further runs of M prompts. Another name=value is a parameter of all
+    runs that have it, such as device=cuda or drafter_weights=DIR. A line that fails is named; the others run.
+    """
     for name in line.words:
         if name not in TABLES:
             raise unknown("table", name, TABLES)
@@ -83,10 +91,12 @@ def main(
         tables = [table for table in tables if parameters.kind("model", table.model) == kind]
     formats = render.formats(line["--format"])
     seeds = tuple(line["--seeds"] or ())
+    changes = _changes(line.others)
     ran: list[PlannedRun] = []
+    failed: list[Exception] = []
     only_dry(line["device_for"], line["--dry-run"])
     for table in tables:
-        todo = plan(table, line["--model"] or table.model, line["--n"], results, runs, seeds)
+        todo = plan(table, line["--model"] or table.model, line["--n"], results, runs, seeds, changes)
         if line["--list"]:
             print(todo.state(asked=bool(line["--model"])))
         elif line["--dry-run"]:
@@ -99,10 +109,26 @@ def main(
                 started = {run.folder for run in todo.missing if table.rows_of == "run"}
                 todo = collect(todo, bench or Bench(), say, line["--jobs"])
                 ran += [run for run in todo.runs if run.folder in started]
+                failed += [] if todo.failed is None else [todo.failed]
             draw(*render.files(todo, _command(table, line), results / "tables", formats))
     if line["--list"]:
         print(f"\nTo run the missing lines of a table and draw it: {_command(None, line)}")
+    if failed:
+        raise failed[0] if len(failed) == 1 else RunError("; ".join(map(str, failed)))
     return code_of(ran)
+
+
+def _changes(arguments: Sequence[str]) -> dict[str, str]:
+    """The changes of a table. UsageError for a name that is no parameter or that has a flag. (Composing the runs checks
+    the values.)"""
+    flags = {"model": "--model", "n": "--n", "seed": "--seeds"}
+    texts = values(arguments, [*TABLE_KEYS, *parameters.table()], "parameter")
+    for name, flag in flags.items():
+        if name in texts:
+            raise UsageError(f"{name}={texts[name]}: write {flag} {texts[name]}")
+    if "timed" in texts and not (texts["timed"].isascii() and texts["timed"].isdigit()):
+        raise UsageError(f"timed must be an integer of at least 0 (got {plain(texts['timed'])!r})")
+    return texts
 
 
 def say(text: str) -> None:
@@ -119,7 +145,7 @@ def _command(table: Table | None, line: CommandLine) -> str:
         arguments += ["--n", str(line["--n"])]
     if line["--seeds"]:
         arguments += ["--seeds", ",".join(map(str, line["--seeds"]))]
-    return " ".join(arguments)
+    return " ".join([*arguments, *map(shlex.quote, line.others)])
 
 
 def draw(sheet: TableSheet, files: Iterable[Path]) -> None:

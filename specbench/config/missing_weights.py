@@ -20,7 +20,7 @@ def check(cfg: Mapping[str, Any]) -> None:
     if folder is None:
         return
     if model in registry.model_sources():
-        if absent := [part for part in registry.needed_folders(cfg) if not (folder / part).is_dir()]:
+        if absent := registry.absent_folders(cfg):
             what = advice(model, absent, cfg.get("size"), cfg["weights"])
             raise UsageError(f"{folder} has no {', '.join(f'{part}/' for part in absent)}: {what}")
     elif not parameters.default("model", model, "assets"):

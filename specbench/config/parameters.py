@@ -175,6 +175,16 @@ def method_parameters() -> frozenset[str]:
     return frozenset().union(*parts)
 
 
+def in_preset(chosen: Mapping[str, Any]) -> frozenset[str]:
+    """The parameters of the parts of a method that a run with these choices has."""
+    method = str(chosen.get("method", default_choice("method")))
+    if method not in choices("method"):
+        return method_parameters()
+    parts = method_choices(method) | {group: str(chosen[group]) for group in PARTS if group in chosen}
+    known = ((group, name) for group, name in parts.items() if group in PARTS and name in choices(group))
+    return declared("method", method).union(*(declared(group, name) for group, name in known))
+
+
 def possible(model: str) -> frozenset[str]:
     """The parameters that a run of a model can have: all except those that only other models declare."""
     if model not in choices("model"):

@@ -8,6 +8,7 @@ A file conf/protocol/NAME.yaml has these keys:
     sets            flat parameters of a run of any model
     also            other data sets of the experiment, and the parameters that differ with each
     models          the models of the experiment, and the parameters of a run of each
+    timed           the number of prompts whose seconds the paper measured, if it differs from n
     variant         method -> the variant that the paper measured, if known
     from_code       the parameters that only the released code states, not the paper
     notes           everything that is not a parameter of a run: hardware, parts of a latency, the draft, ...
@@ -48,6 +49,7 @@ class Protocol:
     also: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     from_code: Sequence[str] = ()
     variant: Mapping[str, str] = field(default_factory=dict)
+    timed: int | None = None
 
     @property
     def label(self) -> str:

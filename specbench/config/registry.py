@@ -30,6 +30,8 @@ from specbench.storage.reading import made
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 #: The file of a drafter that was trained here, in this project's own format, in its folder.
 DRAFTER_FILE = "specbench.safetensors"
+#: The folder in it that says that a training began there.
+TRAINING_STATE = "state"
 
 
 @dataclass(frozen=True)
@@ -260,7 +262,7 @@ def weight_files(cfg: Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
             names = parameters.default("model", cfg["model"], "assets")
             target = [folder / name for name in names] if names else _files_in(folder)
         if network:
-            drafter = _files_in(folder / network.folder) if real else [folder / network.asset(world_of(cfg))]
+            drafter = drafter_files(folder / network.folder) if real else [folder / network.asset(world_of(cfg))]
     return target, drafter_files(path) if path else drafter
 
 
@@ -286,6 +288,25 @@ def drafter_files(path: Path) -> list[Path]:
     """The files that drafter_weights= names; for a folder that `specbench train` wrote, only the weights."""
     weights = path / DRAFTER_FILE
     return [weights] if weights.is_file() else [path] if path.is_file() or path.parent == ASSETS else _files_in(path)
+
+
+def trained_folder(cfg: Mapping[str, Any], drafter: str) -> Path:
+    """Where `specbench train` writes a drafter by default. For a target with files of its own, this is the folder in
+    which every run looks; otherwise a run names it with drafter_weights=."""
+    folder = weights_folder(cfg)
+    if folder is None or cfg["model"] not in model_sources():
+        return Path("drafters", cfg["model"], drafter)
+    return folder / network(drafter).folder
+
+
+def absent_folders(cfg: Mapping[str, Any]) -> list[str]:
+    """The `needed_folders` that are not there, or hold a training that is not finished."""
+    folder = weights_folder(cfg)
+    return [name for name in needed_folders(cfg) if folder is not None and not _is_whole(folder / name)]
+
+
+def _is_whole(folder: Path) -> bool:
+    return folder.is_dir() and ((folder / DRAFTER_FILE).is_file() or not (folder / TRAINING_STATE).is_dir())
 
 
 def needed_folders(cfg: Mapping[str, Any]) -> list[str]:

@@ -128,20 +128,19 @@ def execute(
     keep: Callable[[R, Mapping[str, Any]], None],
     say: Callable[[str], None],
     jobs: int = 1,
-    patient: bool = False,
 ) -> None:
     """Executes some runs of a plan with `work`, and passes each row to `keep` as soon as it exists.
 
     With one job, the runs are executed one after another in this process. With several jobs, that many run at a time,
     in processes of one thread each. Runs that measure seconds always run alone, so that no run changes another's
-    latency. patient: a failed run does not stop the runs after it.
+    latency. A failed run does not stop the runs after it.
 
-    Raises UsageError or RunError if runs failed; with several jobs, after the others are done.
+    Raises UsageError or RunError if runs failed, after the others are done.
     """
     places = {run.folder: f"{plan.title}: line {i} of {len(plan.runs)}" for i, run in enumerate(plan.runs, 1)}
     failed: dict[str, Exception] = {}
 
-    def finish(run: R, row: Callable[[], Mapping[str, Any]], patient: bool = True) -> None:
+    def finish(run: R, row: Callable[[], Mapping[str, Any]]) -> None:
         try:
             made = row()
             if not run.fits(as_cells(made)):  # every later call would run it again
@@ -150,8 +149,6 @@ def execute(
                 )
             keep(run, made)
         except Exception as e:
-            if not patient:
-                raise
             failed[run.name] = e
             known = isinstance(e, UsageError | RunError)
             say(f"{places[run.folder]}, {run.name}: {plain(e if known else f'{type(e).__name__}: {e}')}")
@@ -161,12 +158,10 @@ def execute(
         side_by_side = f"{plan.title}: {len(together)} lines, {jobs} at a time"
         say(f"{side_by_side}; specbench status {plan.home} shows their progress")
         _together(plan.title, together, work, finish, jobs)
-        if not patient:
-            _report(plan.title, failed, len(together))
     for run in chosen:
         if jobs == 1 or run.timed:
             say(f"{places[run.folder]}, {run.name}: {run.command}")
-            finish(run, partial(work, run), patient)
+            finish(run, partial(work, run))
     _report(plan.title, failed, len(chosen))
 
 

@@ -16,9 +16,11 @@ from typing import Any, TypeVar, get_origin, get_type_hints
 from specbench.config import command_line, configuration, parameters
 from specbench.config.yaml_files import cached
 from specbench.errors import UsageError, plain, unknown
-from specbench.rows.columns import COLUMNS, SHOWN, TIMED_COLUMNS
+from specbench.rows.columns import COLUMNS, SHOWN
 from specbench.storage.reading import made, read_yaml, short
 from specbench.tables.definitions import (
+    BATCH,
+    QUALITY,
     REMARKS,
     STANDARD,
     SYMBOLS,
@@ -44,9 +46,6 @@ from specbench.tables.definitions import (
 GROUP = "suite"
 T = TypeVar("T")
 Parameters = dict[str, Any]
-BATCH, TIMED = 16, 24  # defaults of a suite: images decoded together, prompts of a timed run
-#: Parameters of a suite's runs of quality. Only its timed runs decode one image at a time.
-_QUALITY = {"baseline": "false", "timing": "false"}
 #: Keys of a line that are not parameters.
 _OF_LINE = ("label", "published", "elsewhere", "without")
 
@@ -250,6 +249,8 @@ def suite(name: str, source: Source) -> Suite:
     defined, declared = table(name, source), parameters.table()
     if defined.rows_of != "run":
         raise source.fault(f"it shows rows of specbench {defined.rows_of}: draw it with specbench tables {name}")
+    if defined.matched is not None:
+        raise source.fault(f"it compares pairs of curves: draw it with specbench tables {name}")
     if len(set(defined.seeds)) < len(defined.seeds):
         raise source.fault("seeds contains one seed twice")
     shared = named(defined.protocol)
@@ -257,14 +258,13 @@ def suite(name: str, source: Source) -> Suite:
     prompts = defined.prompts or {"": {}}
     seeds = defined.seeds or ((declared["seed"].from_text("seed", shared["seed"]),) if "seed" in shared else ())
     batch = declared["batch"].from_text("batch", shared.get("batch", "1"))
-    shared = {name: value for name, value in shared.items() if name not in ("seed", "batch", *_QUALITY, "n")}
+    shared = {name: value for name, value in shared.items() if name not in ("seed", "batch", *QUALITY, "n")}
     shared |= {} if defined.metrics is None else {"metrics": defined.metrics}
     if not defined.columns:
         defined = replace(defined, columns=_default_columns(defined, shared, models, prompts))
-    shared |= {"batch": str(defined.batch or (batch if batch > 1 else BATCH)), **_QUALITY, "n": str(defined.n)}
-    in_seconds = any(column.key in TIMED_COLUMNS for column in defined.columns)
-    timed = defined.timed if defined.timed is not None else min(defined.n, TIMED) if in_seconds else 0
-    fixed = (*_QUALITY, *(["seed"] if defined.seeds else []))
+    shared |= {"batch": str(defined.batch or (batch if batch > 1 else BATCH)), **QUALITY, "n": str(defined.n)}
+    timed = defined.timed_prompts(defined.n)
+    fixed = (*QUALITY, *(["seed"] if defined.seeds else []))
     return Suite(defined, models, prompts, seeds, shared, fixed, named(defined.baseline or ["method=vanilla"]), timed)
 
 

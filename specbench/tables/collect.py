@@ -64,19 +64,16 @@ def collect(
     Each row is stored as soon as it exists, and each run continues in its own folder. After any interruption, another
     call loses and repeats nothing.
 
-    A failed run of a suite does not stop the others: the plan has the error. For a table, raises UsageError or RunError
-    if lines failed; with several jobs, after the others are done.
+    A failed run does not stop the others: the plan has the error.
     """
     runner = _Runner(todo, bench, say, jobs)
-    if todo.suite.baseline:
-        try:
-            runner.execute([] if no_run else todo.missing)
-        except (UsageError, RunError) as e:
-            runner.plan = replace(runner.plan, failed=e)
-        runner.plan = against_vanilla(runner.plan)
-    else:
+    try:
         runner.pair_curves()
-        runner.execute(runner.plan.missing)
+        runner.execute([] if no_run else runner.plan.missing)
+    except (UsageError, RunError) as e:
+        runner.plan = replace(runner.plan, failed=e)
+    if todo.suite.baseline:
+        runner.plan = against_vanilla(runner.plan)
     runner.compare()
     if runner.plan.suite.baseline and (rows := [run.row for run in runner.plan.runs if run.row is not None]):
         write_atomically(todo.home / SUITE_ROWS, to_csv(rows).encode())
@@ -112,7 +109,7 @@ class _Runner:
             self.made.add(run.folder)
             self.plan = self.plan.with_rows({run.folder: as_cells(row)})
 
-        execute(self.plan, chosen, self.bench.row, keep, self.say, self.jobs, bool(self.plan.suite.baseline))
+        execute(self.plan, chosen, self.bench.row, keep, self.say, self.jobs)
 
     def folders(self, runs: Iterable[TableRun]) -> list[Path]:
         """The folders with the images of these runs' rows. If a row came without images, they are decoded again."""

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from specbench.config import parameters, protocols, registry
 from specbench.errors import UsageError
-from specbench.rows.columns import METRICS, SHOWN, stderr_of
+from specbench.rows.columns import METRICS, SHOWN, TIMED_COLUMNS, stderr_of
 from specbench.rows.selection import spread_of
 from specbench.tables import literature
 
 DEFAULT_MODEL = "llamagen_scenes"
 Values = Mapping[str, str]  # parameter -> its value as text
+BATCH, TIMED = 16, 24  # defaults where runs of quality and of seconds are apart: images together, timed prompts
+PAPERS_TIMED = 100  # timed prompts of a paper's table on a real model, if the paper does not state their number
+#: Parameters of the runs of quality. Only the timed runs decode one image at a time.
+QUALITY = {"baseline": "false", "timing": "false"}
 
 
 @dataclass(frozen=True)
@@ -214,13 +218,14 @@ class Table:
     rows_of: Literal["run", "bench", "probe"] = "run"  # the command whose rows it shows
     on_request: bool = False
     model: str = DEFAULT_MODEL  # measured unless another one is requested
+    # with one of these, quality is measured in batches and seconds by further runs of `timed` prompts
+    batch: int | None = None
+    timed: int | None = None
     # only for `specbench suite`, see `Suite`; the first two: label -> parameters
     models: Mapping[str, Values] = field(default_factory=dict)
     prompts: Mapping[str, Values] = field(default_factory=dict)
     seeds: tuple[int, ...] = ()
     metrics: str | None = None
-    batch: int | None = None
-    timed: int | None = None
     baseline: tuple[str, ...] = ()
     content: Mapping[str, Any] = field(default_factory=dict)  # of its file
 
@@ -244,20 +249,45 @@ class Table:
         ys = self.matched.y if self.matched else ()
         return list(itertools.product(self.compared_panels, xs, ys))
 
-    def on(self, model: str, n: int | None = None, seeds: tuple[int, ...] = ()) -> Suite:
+    def timed_prompts(self, n: int) -> int:
+        """Prompts of the further runs that measure seconds; 0 if no column needs them."""
+        return self.timed if self.timed is not None else min(n, TIMED) if self.in_seconds else 0
+
+    @property
+    def in_seconds(self) -> bool:
+        """Whether it shows seconds."""
+        return any(column.key in TIMED_COLUMNS for column in self.columns)
+
+    def on(self, model: str, n: int | None = None, seeds: tuple[int, ...] = (), changes: Values | None = None) -> Suite:
         """What `specbench tables` runs: its lines on one model, with `n` prompts and each of the seeds (None, none: the
-        defaults)."""
+        defaults). changes: `batch`, `timed` and parameters of all runs that have them."""
+        of_suites = {"models": self.models, "prompts": self.prompts, "seeds": self.seeds, "baseline": self.baseline}
+        if several := [key for key, value in of_suites.items() if value]:
+            raise UsageError(f"{self.id} names {several[0]}, which only a suite can have: specbench suite {self.id}")
+        changes = dict(changes or {})
+        timed = changes.pop("timed", None)
+        table = self if timed is None else replace(self, timed=int(timed))
         protocol = None if model == self.model or parameters.world("model", model) else self.papers_protocol
         shared = {"n": str(self.n), **named(self.protocol)}
+        shared |= {} if self.metrics is None else {"metrics": self.metrics}
         if protocol:
             stated = protocols.values(protocol, model, {})
             shared = {"protocol": protocol} | {name: value for name, value in shared.items() if name not in stated}
+            own_batches = any("batch" in named(line.overrides or ()) for line in self.lines)
+            if table.timed is None and self.in_seconds and not own_batches:
+                table = replace(table, timed=protocols.read(protocol).timed or PAPERS_TIMED)
         if n is not None:
             shared["n"] = str(n)
+        shared |= changes
         if self.rows_of == "bench":  # a benchmark has no n
             shared.pop("n", None)
         fixed = (*(["n"] if n is not None else []), *(["seed"] if seeds else []))
-        return Suite(self, {"": {"model": model}}, {"": {}}, seeds, shared, fixed)
+        if self.rows_of != "run" or (table.timed is None and not ("batch" in changes or self.batch)):
+            return Suite(self, {"": {"model": model}}, {"": {}}, seeds, shared, fixed)
+        shared |= {"batch": changes.get("batch", str(self.batch or BATCH)), **QUALITY}
+        images = n or (protocols.values(protocol, model, {}).get("n", self.n) if protocol else self.n)
+        timed_prompts = min(images, table.timed_prompts(images))
+        return Suite(table, {"": {"model": model}}, {"": {}}, seeds, shared, (*fixed, *QUALITY), timed=timed_prompts)
 
     def no_run(self, line: Line, model: str, given: Mapping[str, str] | None = None) -> str:
         """Why a line has no run on a model, in a sentence; "" if it has one. given: parameters that a suite gives with
@@ -352,7 +382,9 @@ class Suite:
             own = own | _SECONDS | {name: value for name, value in own.items() if name == "batch"}
             own["n"] = str(self.timed)
         first = {"model": model} | own
-        return as_overrides(first | shared | first)
+        chosen = first | shared | first
+        foreign = parameters.method_parameters() - parameters.in_preset(chosen) - first.keys()
+        return as_overrides({name: value for name, value in chosen.items() if name not in foreign})
 
 
 def _has_drafter(model: str, method: str, values: Mapping[str, str]) -> bool:

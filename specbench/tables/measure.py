@@ -44,6 +44,7 @@ from specbench.tables.definitions import (
     Suite,
     Table,
     TableTest,
+    Values,
     as_overrides,
     of_world,
 )
@@ -125,7 +126,8 @@ class TablePlan(Plan[TableRun]):
     @cached_property
     def rows(self) -> dict[str, Row | None]:
         """Printed line -> its row; for several seeds, a row that pools the existing ones."""
-        return {key: pooled_row(runs, bool(self.suite.baseline)) for key, runs in self.lines.items()}
+        in_batches = bool(self.suite.baseline or self.suite.timed)
+        return {key: pooled_row(runs, in_batches) for key, runs in self.lines.items()}
 
     # --- files --------------------------------------------------------------------------------------------------------
 
@@ -296,10 +298,11 @@ def plan(
     results: Path,
     runs: Path = Path("runs"),
     seeds: Sequence[int] = (),
+    changes: Values | None = None,
 ) -> TablePlan:
     """The runs that `table` needs for `model` with `n` prompts and each of the seeds (None, none: the defaults), and
-    their rows that exist in `results`. Their folders are in `runs`. With several seeds, values are means over them, and
-    no lines are tested.
+    their rows that exist in `results`. changes: see `Table.on`. Their folders are in `runs`. With several seeds, values
+    are means over them, and no lines are tested.
 
     Raises UsageError for an unknown model, and for rows that cannot be read.
     """
@@ -308,7 +311,7 @@ def plan(
     table = replace(table, tests=()) if len(seeds) > 1 else table
     home = runs / "tables" / ((table.matched and table.matched.lines_of) or table.id) / model
     rows = _rows(table, results)
-    todo = _plan(table.on(model, n, tuple(seeds)), home, {}, lambda run: rows.get(run.config_hash, ()))
+    todo = _plan(table.on(model, n, tuple(seeds), changes), home, {}, lambda run: rows.get(run.config_hash, ()))
     order = {line.key: i for i, line in enumerate(table.lines)}
     ordered = sorted(todo.runs, key=lambda run: order[run.key])
     return replace(todo, runs=tuple(ordered), left_out=(), results=results).with_tests()

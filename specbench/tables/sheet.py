@@ -107,7 +107,7 @@ def _figure(
             label = ", ".join(filter(None, [panel.label, *(group if suffix else ())]))
             baseline = panel.baseline or figure.baseline
             panels.append(Panel(label, curves, f"{baseline}{suffix}" if baseline else vanilla))
-    return TableFigure(figure.x, figure.y, "", tuple(panels))
+    return TableFigure(figure.x, figure.y, "", tuple(panels), figure.log)
 
 
 def _labelled(panel: Panel, labels: Mapping[str, str]) -> tuple[Curve, ...]:

@@ -32,7 +32,7 @@ SAMPLING = (
     "entropy_temperature",
     "top_n_sigma",
 )
-NOTE = Path("state", "plan.json")
+NOTE = Path(registry.TRAINING_STATE, "plan.json")
 
 
 @dataclass
@@ -99,7 +99,7 @@ def train(plan: TrainingPlan, pipeline: Pipeline, process_group: Processes | Non
         task.network,
         task.loss(recipe.batch),
         recipe,
-        out / "state",
+        out / registry.TRAINING_STATE,
         validation=Validation(task.validate, plan["validate_every"], task.best),
         checkpoints=Checkpoints(checkpoint_files, lambda step: write(checkpoint_files[step])),
         process_group=process_group,
@@ -148,6 +148,8 @@ def _note(plan: TrainingPlan, weights: str) -> dict[str, Any]:
 
 def _check_note(out: Path, note: dict[str, Any]) -> None:
     if not (out / NOTE).exists():
+        if out.is_dir() and any(path.is_file() for path in out.iterdir()):
+            raise UsageError(f"{out} has other files, such as a published drafter: give out=DIR")
         return
     begin = f"give another out=, or remove {out / 'state'} to start again"
     stored = read_json(out / NOTE, dict, begin)
@@ -166,10 +168,13 @@ def _board(out: Path) -> Any:
 
 
 def _use(plan: TrainingPlan) -> str:
-    """The arguments of a run with the trained drafter."""
-    model = plan.cfg["model"]
+    """The arguments of a run with the trained drafter. It needs not be named where every run looks for it."""
+    model, folder = plan.cfg["model"], registry.weights_folder(plan.cfg)
     arguments = [f"model={model}"] if model != parameters.default_choice("model") else []
-    return shlex.join([*arguments, f"method={registry.network(plan['drafter']).method}", f"drafter_weights={plan.out}"])
+    arguments += [f"weights={folder}"] if plan.cfg["weights"] not in ("official", "embedded", "random") else []
+    arguments.append(f"method={registry.network(plan['drafter']).method}")
+    found = folder is not None and plan.out == folder / registry.network(plan["drafter"]).folder
+    return shlex.join([*arguments, *([] if found else [f"drafter_weights={plan.out}"])])
 
 
 def _card(plan: TrainingPlan, pipeline: Any, result: TrainingResult, arguments: Sequence[str]) -> None:

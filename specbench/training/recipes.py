@@ -172,7 +172,7 @@ def plan(arguments: Sequence[str]) -> TrainingPlan:
     defaults = [] if has_data else [f"{k}={v}" for k, v in run.items() if k not in run_parameters]
     n = [] if settled["images"] else [f"n={settled['n']}"]
     cfg = configuration.compose(["method=vanilla", "metrics=none", "baseline=false", *run_arguments, *defaults, *n])
-    settled["out"] = settled["out"] or f"drafters/{cfg['model']}/{kind}"
+    settled["out"] = settled["out"] or str(registry.trained_folder(cfg, kind))
     return TrainingPlan(settled, cfg)
 
 
@@ -206,7 +206,11 @@ def defaults() -> tuple[dict[str, Any], list[tuple[str, str]]]:
         changed = _texts({key: value for key, value in settings.items() if key == "run" or base.get(key) != value})
         changes += [(name, f"as {like or 'above'}, but {changed}"), *by_drafter]
     merged = {**_FREE, **recipes[_EMBEDDED]}
-    return {**merged, "recipe": "by the model", "out": "drafters/MODEL/ DRAFTER"}, changes
+    return {
+        **merged,
+        "recipe": "by the model",
+        "out": "next to the target's files, or drafters/",
+    }, changes
 
 
 def _texts(values: Mapping[str, Any]) -> str:

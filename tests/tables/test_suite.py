@@ -322,7 +322,7 @@ def test_every_shipped_suite_can_be_read_and_has_a_description() -> None:
     for name, line in parameters.choices(catalog.GROUP).items():
         assert line.endswith("."), f"the first comment of suite/{name} is no whole sentence: {line!r}"
         source = catalog.shipped(name)
-        if source.content.get("rows_of", "run") == "run":
+        if source.content.get("rows_of", "run") == "run" and "matched" not in source.content:
             suite = catalog.suite(name, source)
             assert suite.table.lines
             assert suite.shared["batch"] != "1"
