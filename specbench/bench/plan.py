@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -19,13 +19,13 @@ from specbench.bench.measure import position_of
 from specbench.bench.shapes import DEVICE, Shapes, shapes
 from specbench.decoding.continuous import Conditions, GenerationOrder
 from specbench.harness.pipeline import check_engine
+from specbench.models import language
+from specbench.models.transformer import run_blocks
 
 GB = 1e9
 #: Estimate of the memory of every process on the device besides its tensors: the CUDA context, loaded kernels and the
 #: workspaces of libraries.
 RUNTIME_GB = 1.0
-#: Steps before the one whose memory counts, as many as before a recording.
-_WARMUP = 2
 
 
 class Memory(TorchDispatchMode):
@@ -98,17 +98,41 @@ def plan(cfg: Mapping[str, Any], context: int | None = None) -> dict[str, Any]:
     }
 
 
+def size(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a plan that needs no step: the resolution, the tokens, and what a pass over one token reads."""
+    on_shapes = shapes(cfg)
+    if on_shapes.continuous:
+        return plan(cfg)
+    pipeline, target = on_shapes.pipeline, on_shapes.pipeline.model.target
+    rows = int(cfg["batch"]) * (2 if pipeline.config.sampling.guided else 1)
+    with on_shapes.entered(), _few_blocks():
+        at = position_of(pipeline.images(on_shapes.conditioning, on_shapes.rng), None)
+    forward = (floor.of_target(target) + floor.of_cache(target, rows, at)) / GB
+    return {
+        "resolution": pipeline.resolution, "tokens": pipeline.tokens_per_image, "reads_gb": {"forward": forward}
+    }  # fmt: skip
+
+
+def _few_blocks() -> Any:
+    """A context in which a pass of the target runs only its first blocks: the others need as much memory again."""
+
+    def run(blocks: nn.ModuleList, *args: Any) -> Tensor:
+        *_, layers = args
+        return run_blocks(blocks if layers else blocks[:2], *args)
+
+    return mock.patch.object(language, "run_blocks", run)
+
+
 def _discrete(cfg: Mapping[str, Any], on_shapes: Shapes, context: int | None) -> tuple[dict[str, Any], dict[str, int]]:
     """Values, and the bytes above the state that each part needs."""
     pipeline, memory, above = on_shapes.pipeline, Memory(), {}
     target, drafter = pipeline.model.target, pipeline.config.drafter
     codes = target.length if target.grammar is None else len(target.grammar.free)
     rows = int(cfg["batch"]) * (2 if pipeline.config.sampling.guided else 1)
-    with on_shapes.entered(), memory:
+    with on_shapes.entered(), _few_blocks(), memory:
         decoding = pipeline.images(on_shapes.conditioning, on_shapes.rng)
         above["prefill"] = memory.above()
-        for _ in range(_WARMUP):
-            decoding.step()
+        decoding.step()
         above["step"] = memory.above()
         resident = memory.live
         _pixels(on_shapes, codes)

@@ -7,7 +7,7 @@ loaded, fetched or written.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,19 +71,25 @@ class Planner:
         self._plans: dict[str, dict[str, Any] | None] = {}
 
     def plan(self, cfg: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The plan of `bench.plan`, made once; None for a plug-in's model that does not work on shapes."""
+        """The plan of `bench.plan`; None for a plug-in's model that does not work on shapes."""
+        return self._once(cfg, plan.plan)
+
+    def _once(
+        self, cfg: Mapping[str, Any], make: Callable[[Mapping[str, Any]], dict[str, Any]]
+    ) -> dict[str, Any] | None:
         free = _FREE | parameters.declared("rule", cfg["rule"])
-        key = json.dumps({name: value for name, value in cfg.items() if name not in free}, default=str, sort_keys=True)
+        values = {name: value for name, value in cfg.items() if name not in free}
+        key = make.__name__ + json.dumps(values, default=str, sort_keys=True)
         if key not in self._plans:
             try:
-                self._plans[key] = plan.plan(cfg)
+                self._plans[key] = make(cfg)
             except Exception:  # whatever a plug-in raises; nothing depends on these numbers
                 self._plans[key] = None
         return self._plans[key]
 
     def of_model(self, cfg: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The plan of a model's vanilla AR, one image at once: its resolution, tokens and bytes."""
-        return self.plan({**without_method(cfg), "batch": 1, "engine": "eager"})
+        """The size of a model's vanilla AR, one image at once, see `bench.plan.size`."""
+        return self._once({**without_method(cfg), "batch": 1, "engine": "eager"}, plan.size)
 
     def hours(self, cfg: RunConfig, left_of: Sequence[int], device: str) -> float | None:
         """Hours of the missing images of a method, and of its baseline; None if no such step was measured."""
