@@ -40,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folders: list[Path] = []
     try:
         folders, arguments = including.split(arguments)
+        folders += [folder for folder in including.remembered(arguments) if folder not in folders]
         with including.included(folders):
             code = _dispatch(arguments)
         sys.stdout.flush()
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except KeyboardInterrupt as e:
-        return fail((str(e) or "stopped") + including.flags(folders), STOPPED)
+        return fail(str(e) or "stopped", STOPPED)
     except Exception as e:
         if isinstance(e, OSError) and e.errno == errno.ENAMETOOLONG:
             return fail(UsageError(f"a file name is too long ({str(e.filename)[:40]}...); shorten it"), USAGE)

@@ -3,13 +3,15 @@ the same. Importing this module imports neither torch nor Hydra."""
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from specbench.config.plugins import INCLUDED
 from specbench.errors import UsageError
+from specbench.storage import home
+from specbench.storage.reading import read_json
 
 _FLAGS = ("--include", "--config-dir", "-cd")
 _SEARCH_PATH = "hydra.searchpath="
@@ -36,9 +38,15 @@ def split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     return folders, others
 
 
-def flags(folders: Sequence[Path]) -> str:
-    """The text to add to a command that continues with these folders."""
-    return f", with {' '.join(f'--include {shlex.quote(str(folder))}' for folder in folders)}" if folders else ""
+def remembered(arguments: Sequence[str]) -> list[Path]:
+    """The folders that the runs, grids and suites in these arguments were started with."""
+    folders: list[str] = []
+    for argument in arguments:
+        place = home.expanded(argument.partition("=")[2] if "=" in argument else argument)
+        with suppress(OSError):  # a text that is too long to be a path
+            if (file := place / INCLUDED).is_file():
+                folders += read_json(file, list[str], "remove it and give --include again")
+    return [Path(folder) for folder in dict.fromkeys(folders)]
 
 
 def _folder(entry: str) -> Path:

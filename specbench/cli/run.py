@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench.cli.arguments import Argument, CommandLine, command
 from specbench.cli.commands import FAILED, USAGE, code_of, fail
-from specbench.config import command_line
+from specbench.config import command_line, parameters
 from specbench.errors import RunError, UsageError, one_line
 from specbench.harness.planned import Plan, PlannedRun
 from specbench.rows.provenance import decoding_hash
@@ -143,7 +143,8 @@ def _command(overrides: Sequence[str], folder: Path) -> str:
     """The command that continues in a folder."""
     others = [argument for argument in overrides if not argument.startswith("out=")]
     simple = re.fullmatch(r"[A-Za-z0-9_./-]+", str(folder))
-    return f"specbench run {shlex.join([*others, f'out={folder if simple else command_line.quoted(str(folder))}'])}"
+    arguments = shlex.join([*others, f"out={folder if simple else command_line.quoted(str(folder))}"])
+    return f"specbench run{parameters.including_flags()} {arguments}"
 
 
 def start(planned: PlannedRun) -> None:
@@ -279,6 +280,7 @@ def _check_stored_grid(plan: Plan[PlannedRun], arguments: Sequence[str]) -> None
 def write_grid(root: Path, arguments: Sequence[str]) -> None:
     """Stores the arguments of a grid in its folder, from which `status` and `resume` read them."""
     write_atomically(root / GRID, (json.dumps(list(arguments)) + "\n").encode())
+    parameters.remember_included(root)
 
 
 def arguments_of(root: Path) -> list[str]:

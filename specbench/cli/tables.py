@@ -145,7 +145,7 @@ def _command(table: Table | None, line: CommandLine) -> str:
         arguments += ["--n", str(line["--n"])]
     if line["--seeds"]:
         arguments += ["--seeds", ",".join(map(str, line["--seeds"]))]
-    return " ".join([*arguments, *map(shlex.quote, line.others)])
+    return " ".join([*arguments, *map(shlex.quote, line.others)]) + parameters.including_flags()
 
 
 def draw(sheet: TableSheet, files: Iterable[Path]) -> None:

@@ -6,7 +6,9 @@ declares its own parameters (see `plugins`). Imports neither torch nor Hydra.
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -15,9 +17,11 @@ from typing import Any
 
 from specbench.config import plugins, yaml_files
 from specbench.config.parameter import METADATA, PROMPTS, Parameter
+from specbench.config.plugins import INCLUDED
 from specbench.config.plugins import PARAMETER_GROUPS as PARAMETER_GROUPS
 from specbench.config.yaml_files import cached
 from specbench.errors import UsageError, nearest, unknown
+from specbench.storage.files import write_atomically
 
 #: The groups that make up a method.
 PARTS = ("drafter", "rule", "verification")
@@ -102,6 +106,22 @@ def including(folders: Sequence[Path]) -> Iterator[None]:
         if before is not None:
             os.environ[plugins.INCLUDE] = before
         yaml_files.clear()
+
+
+def included() -> list[str]:
+    """The folders that are plug-ins in this process, as full paths."""
+    return [text for text in dict.fromkeys(os.environ.get(plugins.INCLUDE, "").split(os.pathsep)) if text]
+
+
+def remember_included(folder: Path) -> None:
+    """Stores these folders in the folder of a run, a grid or a suite, so that every command finds them there."""
+    if folders := included():
+        write_atomically(folder / INCLUDED, (json.dumps(folders) + "\n").encode())
+
+
+def including_flags() -> str:
+    """The flags that a printed command needs for the same plug-ins: "" or " --include DIR"."""
+    return "".join(f" --include {shlex.quote(folder)}" for folder in included())
 
 
 def content(group: str, name: str) -> Mapping[str, Any]:

@@ -49,6 +49,8 @@ ENTRY_POINTS = {points: group for group, (points, _) in IMPLEMENTED.items()}
 CONF = ("specbench.conf", "specbench.suites", "specbench.methods")
 #: The environment variable with the folders that the user includes, separated as in PATH.
 INCLUDE = "SPECBENCH_INCLUDE"
+#: The file in the folder of a run, a grid or a suite with the folders that it was started with.
+INCLUDED = "included.json"
 #: The meaning of the rows' column with the plug-ins.
 MEANING = "plug-ins whose choices were used: name, version and a hash of their files; empty: none"
 #: The groups whose chosen file declares parameters, in the order of a row's columns.

@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from specbench.config import parameters
 from specbench.config.run_config import RunConfig
 from specbench.errors import RunError, UsageError, plain
 from specbench.rows import provenance
@@ -57,7 +58,7 @@ class PlannedRun:
     def command(self) -> str:
         """The command line that starts the run."""
         more = ["bench.images=0"] if self.rows_of == "bench" else []
-        return f"specbench {self.rows_of} {shlex.join([*self.overrides, *more])}"
+        return f"specbench {self.rows_of}{parameters.including_flags()} {shlex.join([*self.overrides, *more])}"
 
     @cached_property
     def config_hash(self) -> str:

@@ -128,6 +128,7 @@ def _run(config: RunConfig, folder: RunFolder, records: RunRecords, loader: Load
     items = current_prompts(config) if complete else data.images_of(config)
     records.check_prompts(items)
     folder.write_config(config)
+    parameters.remember_included(folder.path)
     if asked != folder.metadata().asked:
         folder.update_metadata(asked=asked)
     again = complete and timing.is_timed(config) and bool(records.to_time_again)  # an earlier start was stopped

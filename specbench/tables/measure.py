@@ -483,6 +483,7 @@ def write_definition(suite: Suite, out: Path) -> None:
     text = yaml.safe_dump(dict(suite.table.content), sort_keys=False, allow_unicode=True, width=120)
     if not (out / FILE).is_file() or (out / FILE).read_text(encoding="utf-8") != text:
         write_atomically(out / FILE, text.encode())
+    parameters.remember_included(out)
 
 
 def in_folder(out: Path) -> Suite:

@@ -129,10 +129,10 @@ def test_the_commands_in_the_help_of_run_work(call: Call, tmp_path: Path) -> Non
 
 
 def test_cfg_job_shows_what_a_run_would_use(call: Call, tmp_path: Path) -> None:
-    words = ("protocol=sjdpac_table1@2", "model=lumina_mgpt", "method=sjd_pac", "+seed=3", "--cfg", "job")
+    words = ("protocol=sjdpac_table1@3", "model=lumina_mgpt", "method=sjd_pac", "+seed=3", "--cfg", "job")
     code, out, _ = call("run", *words)
     assert code == 0
-    for line in ("protocol: sjdpac_table1@2", "method: sjd_pac", "caption: running_longest", "size: 768", "seed: 3"):
+    for line in ("protocol: sjdpac_table1@3", "method: sjd_pac", "caption: running_longest", "size: 768", "seed: 3"):
         assert f"\n{line}\n" in out
     assert call("run", "-m", "delta=1,2", "--cfg", "job")[1].count("\nmethod: cool_sd\n") == 2
     assert list(tmp_path.iterdir()) == []
@@ -183,7 +183,7 @@ def test_the_spelling_of_other_tools_is_answered_with_the_right_form(call: Call,
 
 
 def test_what_no_argument_is_like_is_unrecognized(call: Call) -> None:
-    for words in ("run --fast", "run --fast --n 3", "bench --n 3", "tables --drafter eagle"):  # a benchmark has no n
+    for words in ("run --fast", "run --fast --n 3", "bench --n 3"):  # a benchmark has no n
         assert "unrecognized arguments: --" in refused(call, *words.split())
 
 

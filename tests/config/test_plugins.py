@@ -187,12 +187,17 @@ def test_a_folder_is_included_as_in_hydra(folder: Path, call: Call, monkeypatch:
 
 
 def test_a_stopped_run_names_its_folders(folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    complete = run._load_pipeline
     monkeypatch.setattr(run, "_load_pipeline", at(1, interrupt))
-    code, _, err = call(
-        "run", "--include", str(folder), "method=sjd", "n=3", "metrics=none", "baseline=false", "out=one"
-    )
+    words = ("method=sjd", "rule=mine", "n=3", "metrics=none", "baseline=false", "out=one")
+    code, _, err = call("run", "--include", str(folder), *words)
     assert code == 130
-    assert err.strip().endswith(f"out=one, with --include {folder}")
+    assert f"specbench run --include {folder} " in err
+    assert json.loads(Path("one/included.json").read_text()) == [str(folder)]
+    monkeypatch.setattr(run, "_load_pipeline", complete)
+    assert call("resume", "one")[0] == 0  # without the flag
+    row = row_of(Path("one"))
+    assert (row["rule"], row["n"]) == ("mine", 3)
 
 
 def test_a_folder_holds_one_module_and_one_file_per_choice(folder: Path) -> None:
