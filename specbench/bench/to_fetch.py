@@ -129,13 +129,15 @@ def unmeasured(configs: Iterable[RunConfig]) -> list[str]:
 
 def _references(runs: Sequence[PlannedRun]) -> list[str]:
     """The commands that compute missing statistics of real images, one per data set and network."""
-    needed: dict[str, dict[str, None]] = {}
+    needed: dict[str, dict[tuple[str, Any], str]] = {}  # by the features, which several metrics share
     for cfg in (run.config for run in runs if run.config["reference"] is None):
         for name in cfg["metrics"]:
             if issubclass(registry.find("metrics", name), ComparedMetric) and _needs_reference(name, cfg):
-                needed.setdefault(cfg["data"], {})[name] = None
+                metric: Any = metrics.metric(name, metrics.scoring_context(cfg))
+                features = metric.of_real, metric.options.get("crop")
+                needed.setdefault(cfg["data"], {}).setdefault(features, name)
     makes = "specbench reference data={} images={} metrics={}".format
-    return [makes(data, _images(data), ",".join(names)) for data, names in needed.items()]
+    return [makes(data, _images(data), ",".join(names.values())) for data, names in needed.items()]
 
 
 def _needs_reference(name: str, cfg: Mapping[str, Any]) -> bool:

@@ -16,8 +16,10 @@ A file conf/protocol/NAME.yaml has these keys:
 The value null means that neither the paper nor its code states the parameter. The run then keeps its default, and the
 row reports this. The text that the declaration gives for a parameter's null, such as "off", is that null. If a
 parameter has a list of values, the protocol includes all of them, and the first one is the default. Protocols do not
-set the draft and the rule: the preset of the method does, in the variant that the protocol chooses. Imports neither
-torch nor Hydra.
+set the draft and the rule: the preset of the method does, in the variant that the protocol chooses. A run also has the
+kernel distance beside a protocol's Fréchet distance.
+
+Imports neither torch nor Hydra.
 """
 
 from __future__ import annotations
@@ -107,8 +109,16 @@ def values(name: str, model: str, given: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in protocol.values_for(model, data).items()
         if value is not None and key in has and key not in given and (key != "data" or value == data)
     }
+    if parameters.default("data", data, "files"):  # real images can be fetched
+        result |= {key: _with_kid(value) for key, value in result.items() if key == "metrics"}
     variant = protocol.variant.get(str(given.get("method", parameters.default_choice("method"))))
     return result if variant is None or "variant" in given else {**result, "variant": variant}
+
+
+def _with_kid(metrics: Sequence[str]) -> list[str]:
+    """Metrics, with the kernel distance of the same resize beside each Fréchet distance, because it is unbiased."""
+    beside = (f"kid{name.removeprefix('fid')}" for name in metrics if name.startswith("fid"))
+    return list(dict.fromkeys([*metrics, *(name for name in beside if name in parameters.choices("metrics"))]))
 
 
 def options(name: str, value: Any) -> list[Any]:

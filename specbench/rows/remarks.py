@@ -112,7 +112,8 @@ def protocol_remarks(cfg: Mapping[str, Any]) -> list[str]:
 
 
 def _same(value: Any, option: Any) -> bool:
-    return sorted(value) == sorted(option) if isinstance(value, list) and isinstance(option, list) else value == option
+    """Whether a run has a protocol's value; it may have more metrics."""
+    return set(option) <= set(value) if isinstance(value, list) and isinstance(option, list) else value == option
 
 
 def _shown(name: str, value: Any) -> str:

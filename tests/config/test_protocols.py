@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.rows import provenance
 from specbench.rows.remarks import protocol_remarks as remarks_of
+from specbench.tables import literature
 from specbench.tables.catalog import TABLES
 
 SHARED = ROOT.parent / "shared" / "published"
@@ -131,7 +133,10 @@ def test_a_protocol_composes_for_each_of_its_models() -> None:
             assert cfg["protocol"] == f"{name}@{protocol.version}"
             stated = {**protocol.sets, **protocol.models[model]}
             for key in parameters.parameters_of(cfg):
-                if stated.get(key) is not None:
+                if key == "metrics" and stated.get(key):  # with KID beside FID
+                    assert cfg[key][: len(stated[key])] == stated[key]
+                    assert all(metric.startswith("kid") for metric in cfg[key][len(stated[key]) :])
+                elif stated.get(key) is not None:
                     assert cfg[key] == _options(key, stated[key])[0]
                 elif key != "protocol":
                     assert cfg[key] == without[key]
@@ -181,7 +186,7 @@ CASES = [
     ),
     (
         "protocol=coolsd_fig4 model=llamagen_xl",
-        {"data": "coco2017", "metrics": ["fid"]},
+        {"data": "coco2017", "metrics": ["fid", "kid"]},
         [
             "protocol coolsd_fig4@2 names no model",
             "not stated by protocol coolsd_fig4@2, so the run's own: cfg_scale 7.5, temperature 1, top_k 1000, top_p 1",
@@ -218,7 +223,8 @@ def test_a_model_that_the_protocol_does_not_name() -> None:
             assert (cfg["data"], cfg["n"], cfg["seed"]) == (data, 5000, 1)
             assert cfg["cfg_scale"] == without["cfg_scale"]
             same_data = data == "coco2017"
-            assert cfg["metrics"] == (["fid_pytorch", "clip_b16_x100"] if same_data else without["metrics"])
+            expected = ["fid_pytorch", "clip_b16_x100", "kid_pytorch"]
+            assert cfg["metrics"] == (expected if same_data else without["metrics"])
             remarks = remarks_of(cfg)
             assert all(name in remarks[0] for name in ("sjd_main_table1@2", "lumina_mgpt", model))
             assert same_data or any(f"sjd_main_table1@2: data {data} (not coco2017)" in remark for remark in remarks)
@@ -389,3 +395,100 @@ def test_a_protocol_runs_on_a_reduced_random_model(
         assert remark in row["note"]
     if ({**protocol.sets, **protocol.also.get(data, {})}).get("n") is not None:  # and no protocol has four
         assert "n 4 (not " in row["note"]
+
+
+#: Cells of published lines, and the parameters that they state.
+_PRINTED = {
+    "temperature": "temperature", "top_k": "top_k", "cfg": "cfg_scale", "gamma": "gamma", "prefill_ratio": "prefill",
+    "batch_size": "batch", "delta": "delta", "lambda": "lam",
+}  # fmt: skip
+_DATA = {
+    "Parti": "parti",
+    "COCO2014": "coco2014",
+    "COCO 2014": "coco2014",
+    "COCO 2017": "coco2017",
+    "COCO2017": "coco2017",
+    "COCO": "coco",
+    "ImageNet": "imagenet",
+}
+
+
+def _data_of(text: str) -> str:
+    return next((data for word, data in _DATA.items() if word in text), "")
+
+
+def test_every_line_of_a_papers_table_has_its_published_settings() -> None:
+    """On the models of the paper: prompts, sampling and the method's parameters, as far as the printed row states
+    them. (A window is counted differently in each code.)"""
+    compared = 0
+    with configuration.session():
+        for name in literature.available():
+            if (table := TABLES.get(name)) is None or table.rows_of != "run":
+                continue
+            for printed, line in itertools.product(literature.load(name), table.lines):
+                model = printed.model_name
+                if line.published is None or not printed.fits(line.published):
+                    continue
+                if model not in parameters.choices("model"):
+                    continue
+                if table.no_run(line, model):
+                    continue
+                suite = table.on(model)
+                cfg = configuration.compose(suite.overrides(line, next(suite.cells()), seconds=bool(suite.timed)))
+                with case(name, model, line.key):
+                    data = _data_of(printed.cells["dataset"]) or _data_of(printed.cells["part"])
+                    assert cfg["data"].startswith(data)
+                    for cell, parameter in _PRINTED.items():
+                        with suppress(ValueError):
+                            value = float(printed.cells[cell])
+                            if parameter in cfg:
+                                assert cfg[parameter] == value, f"{parameter}: {cfg[parameter]}, printed {value}"
+                                compared += 1
+    assert compared > 300
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the published tables are not here")
+def test_every_table_has_the_numbers_of_the_published_protocols() -> None:
+    """n, seeds, temperature, guidance, the top-k filter, batch and prompts of every line on every model of a protocol,
+    where a cell of the published table begins with numbers."""
+    cells = {"n_prompts_quality": "n", "temperature": "temperature", "top_k": "top_k", "cfg": "cfg_scale"}
+    cells |= {"seeds": "seed", "batch_size": "batch"}
+    with (SHARED / "protocols.csv").open(newline="", encoding="utf-8") as f:
+        rows = list(csv.DictReader(f))
+    compared = 0
+    with configuration.session():
+        for name in NAMES:
+            protocol = protocols.read(name)
+            stated = [row for row in rows if row["index_ids"].split("; ")[0] == name]
+            for table, model in itertools.product(protocol.serves, protocol.models):
+                if table not in TABLES or TABLES[table].papers_protocol != name or TABLES[table].rows_of != "run":
+                    continue
+                for line in TABLES[table].lines:
+                    if TABLES[table].no_run(line, model):
+                        continue
+                    suite = TABLES[table].on(model)
+                    cfg = configuration.compose(suite.overrides(line, next(suite.cells())))
+                    own = line.on(model, TABLES[table].model) or {}
+                    with case(name, table, model, line.key):
+                        for cell, parameter in cells.items():
+                            allowed = [number for row in stated for number in _numbers(row[cell])]
+                            apart = parameter == "batch" and suite.timed
+                            if allowed and parameter in cfg and parameter not in own and not apart:
+                                assert cfg[parameter] in allowed, f"{parameter}: {cfg[parameter]}, published {allowed}"
+                                compared += 1
+                        words = [word for row in stated for word in row["dataset"].split(";")]
+                        named = set(filter(None, map(_data_of, words)))
+                        assert not named or any(cfg["data"].startswith(data) for data in named)
+    assert compared > 300
+
+
+def _numbers(cell: str) -> list[float]:
+    """The numbers with which a cell begins: "0 and 1", "5000; 1632 [data file]", "42-46 (...)".
+    "not stated (code: 1)" counts, too."""
+    begin = re.match(r"(?:[\d.]+(?:-\d+)?(?:, | and |; )?)*", cell.removeprefix("not stated (code: "))
+    assert begin is not None
+    numbers: list[float] = []
+    for text in re.findall(r"[\d.]+(?:-\d+)?", begin[0]):
+        first, _, last = text.partition("-")
+        numbers += [float(first)] if not last else [float(i) for i in range(int(first), int(last) + 1)]
+    return numbers
