@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from specbench.cli.arguments import Argument, CommandLine, command
 from specbench.config import command_line
 from specbench.errors import UsageError
@@ -9,7 +12,7 @@ from specbench.errors import UsageError
 
 @command(
     "train",
-    {},
+    {"--dry-run": Argument("flag", "print examples, disk, steps, arithmetic and hours, and start nothing")},
     others=["specbench.training.recipes:TABLE", "specbench.config.parameters:table"],
     manual="specbench.cli.manual:training",
 )
@@ -29,9 +32,62 @@ def train(line: CommandLine) -> int:
         return 0
     if line.others[0] == "scenes":
         raise UsageError("`make train-scenes` in a clone trains the embedded models; this command trains drafters")
+    if line["--dry-run"]:
+        print(_forecast(line.others))
+        return 0
     from specbench.training import command
 
     return command.main(line.others)
+
+
+#: Operations a second that a training is assumed to reach in print: 40 % of an H100's in bfloat16.
+_RATE = 4e14
+
+
+def _forecast(arguments: Sequence[str]) -> str:
+    """What a training needs, from shapes alone."""
+    import torch
+
+    from specbench.bench.devices import DEVICES
+    from specbench.config import registry
+    from specbench.config.run_config import RunConfig
+    from specbench.harness.pipeline import DTYPES
+    from specbench.storage.files import format_size
+    from specbench.tables.forecast import Planner, as_text
+    from specbench.training.recipes import plan
+
+    todo = plan(arguments)
+    cfg, kind, stored = todo.cfg, todo["drafter"], todo["features"] == "stored"
+    n = todo["n"] if todo["images"] else registry.completed(cfg)["n"] if cfg["n"] == "all" else cfg["n"]
+    shapes = {**cfg, "weights": "random", "drafter_weights": None}
+    model = registry.find("model", cfg["model"])(shapes, torch.device("meta"), DTYPES[cfg["dtype"]])
+    with torch.device("meta"):
+        network = model.untrained(kind, todo["heads"])
+    target = model.target
+    layers = len(getattr(getattr(network, "cfg", None), "aux_hidden_layers", ()))
+    positions = len(target.condition(model.encode(["0"]), False)) - 1 + target.length
+    tokens = 4 * target.length
+    features = positions * target.block.dim * (1 + layers) * torch.empty((), dtype=model.dtype).element_size()
+    steps = todo["steps"] or max(1, round(todo["epochs"] * n / todo["batch"]))
+    weights, trained = (sum(p.numel() for p in part.parameters()) for part in (target, network))
+    operations = steps * todo["batch"] * positions * (6 * trained + (0 if stored else 2 * weights))
+    lines = [
+        f"dry run of a training: {kind} for {cfg['model']}, recipe {todo['recipe']}, into {todo.out}",
+        f"examples  {n:,} of {positions:,} positions; tokens {format_size(n * tokens)}",
+        f"disk      {format_size(n * (tokens + (features if stored else 0)))} in {todo.examples}",
+        f"steps     {steps:,} of {todo['batch']} examples",
+        f"compute   {operations:.2g} operations, {operations / _RATE / 3600:.3g} h at {_RATE:.0e} a second",
+    ]
+    if stored:
+        lines[2] += f", {format_size(n * features)} of them hidden states; features=live computes these in each step"
+    if todo["source"] == "self":
+        planner = Planner(Path("results"))
+        hours = {
+            name: planner.hours(RunConfig({**cfg, "batch": todo["decode_batch"]}), (n, 0), name) for name in DEVICES
+        }
+        known = ", ".join(f"{name} {as_text(value)}" for name, value in hours.items() if value is not None)
+        lines.append(f"images    the target draws {n:,}: {known or 'no step of it was measured'}")
+    return "\n".join(lines)
 
 
 @command(
