@@ -89,29 +89,38 @@ class Measured:
 Runner = Callable[[Stage, Path], Measured]
 #: Folder of a published drafter -> a method with it.
 _METHODS = {"eagle": "eagle1", "draft": "sd"}
+#: Images of a run at the small scale: a distance of images needs two.
+_FEW = 2
 
 
 def stages(model: str, small: bool) -> Iterator[Stage]:
     """The commands of docs/models.md and docs/metrics.md for a model, in their order, with their budgets."""
     entry = registry.model_sources()[model]
     whole = "text" in entry.parts  # a CPU takes minutes for an image of LlamaGen, hours for one of a 7B model
-    method = "cool_sd" if whole else next((_METHODS[part] for part in entry.drafters), "vanilla")
+    vectors = parameters.is_continuous("model", model)
+    method = "cspd" if vectors else "cool_sd" if whole else next((_METHODS[p] for p in entry.drafters), "vanilla")
     named = (f"model={model}", f"method={method}")
     reduced = ("reduced=true",) if small else ()
-    if whole and not small:
-        yield Stage("reference", ("reference", "data=coco2017", "images=home/data/coco2017/val2017"), 4, 7200)
+    data = parameters.preferred("model", model).get("data", "coco2017")
+    if whole or small:
+        images = ("images=home/data/coco2017/val2017", *(("metrics=fid",) if small else ()))
+        yield Stage("reference", ("reference", f"data={data}", *images), 4, 7200)
     yield Stage("load", ("load", *named, *reduced), 20 if whole else 24, 600)
     if not (whole or small):
         bench = ("bench.images=0", "bench.steps=1", "bench.nodes=1", "bench.context=256")
         # The target's step alone: the drafter is loaded above, and a step with it has not been tried at this size.
         yield Stage("step", ("bench", f"model={model}", "method=vanilla", *bench), 24, 1800)
         return
-    metrics = "[clip_b32,image_reward,hpsv2]" if small else "coco"
+    of_captions = "" if data == "imagenet" else ",clip_b32,image_reward,hpsv2"
+    metrics = f"[fid,kid{of_captions}]" if small else "coco"
     scores = (f"metrics={metrics}",) if small else ()
-    data = parameters.preferred("model", model).get("data", "coco2017")
+    n = _FEW if small else 1
     run = ("protocol=coolsd_table1", *named, "delta=1.1") if whole else (f"data={data}", *named)
-    yield Stage("run", ("run", *run, "n=1", "warmup=0", *reduced, *scores, "out=first"), 20, 7200)
+    yield Stage("run", ("run", *run, f"n={n}", "warmup=0", *reduced, *scores, "out=first"), 20, 7200)
     yield Stage("evaluate", ("evaluate", "first", f"metrics={metrics}"), 20, 1800)
+    if vectors:
+        table = ("tables", "cspd_table3", "--model", model, "--n", "1", "--no-run")
+        yield Stage("tables", table, 20, 7200)
     if whole:
         table = ("tables", "coolsd_table3", "--model", model, "--n", "1", *(("--no-run",) if small else ()))
         yield Stage("tables", table, 20, 7200)
@@ -128,8 +137,7 @@ def make_files(model: str, small: bool, photographs: int, home: Path) -> None:
     if small or "text" in entry.parts:
         with command.evaluators(small):
             for part, build in files.EVALUATORS.items():
-                if not (small and part == "inception"):
-                    build(home / "metrics" / part)
+                build(home / "metrics" / part)
         files.coco2017(home / "data/coco2017", photographs)
 
 

@@ -35,9 +35,11 @@ from specbench.models.loading import (
     janus,
     llamagen_official,
     lumina2,
+    mar_official,
     naming,
 )
 from specbench.models.loading.naming import Table
+from specbench.models.mar import MAR, MARConfig
 from specbench.models.unified import Unified, UnifiedConfig
 
 #: Words of the captions that are made here.
@@ -238,12 +240,27 @@ def _emu3(name: str, small: bool) -> dict[str, Build]:
     return {"target": build_target, "tokenizer": build_tokenizer}
 
 
+def _mar(name: str, small: bool) -> dict[str, Build]:
+    """In float32."""
+
+    def target(model: str) -> Build:
+        cfg = bundle.shape_of(model, MARConfig.even)
+        cfg = mar_official.reduced(cfg) if small else cfg
+        [file] = registry.model_sources()[model].parts["target"].files
+        return network(file, partial(MAR, cfg), partial(mar_official.table, cfg))
+
+    pixels = vq.KL16.reduced(0) if small else vq.KL16
+    tokenizer = network("kl16.safetensors", partial(vq.KLModel, pixels), partial(image_tokenizers.taming_table, pixels))
+    return {"target": target(name), "tokenizer": tokenizer, "draft": target("mar_b")}
+
+
 FAMILIES: Mapping[str, Callable[[str, bool], dict[str, Build]]] = {
     **dict.fromkeys(("llamagen_xl", "llamagen_xl_512", "llamagen_l", "llamagen_xl_c2i", "llamagen_3b"), _llamagen),
     **dict.fromkeys(("lumina_mgpt", "anole"), _chameleon),
     "lumina_mgpt2": _lumina2,
     **dict.fromkeys(("janus_pro_1b", "janus_pro_7b"), _janus),
     "emu3": _emu3,
+    **dict.fromkeys(("mar_l", "mar_h"), _mar),
 }
 
 

@@ -134,7 +134,7 @@ def test_incompatible_parameters() -> None:
 
     for words, fault in [
         ("method=band decay=[0.5]", "decays"),
-        ("method=cool_sd drafter=eagle window=9 schedule=linear", "shorter than 8"),
+        ("method=cool_sd drafter=eagle window=9 schedule=linear", "shorter than linear_length=8"),
         ("method=cool_sd resample=paper", "resample must be one of .*paper"),
         ("method=lantern bound=total", "bound must be one of .*total"),
         ("method=lantern_pp bound=tvd", "bound must be one of .*tvd"),

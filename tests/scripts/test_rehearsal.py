@@ -31,8 +31,16 @@ def in_process(_: Path, scale: str) -> rehearse.Runner:
     return run
 
 
+@pytest.mark.parametrize(
+    ("model", "columns"),
+    [("llamagen_xl", ("fid", "kid", "clip_score", "image_reward", "hpsv2")), ("mar_l", ("fid", "kid"))],
+)
 def test_a_small_rehearsal_passes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: str,
+    columns: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Weights are loaded, decoded, scored and drawn, with the commands of the documentation only."""
     work, out = tmp_path / "work", tmp_path / "rows.csv"
@@ -40,15 +48,15 @@ def test_a_small_rehearsal_passes(
     monkeypatch.chdir(work)
     monkeypatch.setenv("SPECBENCH_HOME", str(work / "home"))
     published = dict(registry.evaluators())
-    code = rehearse.main(["llamagen_xl", "--scale=small", f"--work={work}", f"--out={out}"], in_process)
+    code = rehearse.main([model, "--scale=small", f"--work={work}", f"--out={out}"], in_process)
     assert code == 0, capsys.readouterr().out
     assert published == registry.evaluators()  # the checksums are restored
     rows = rehearse.ROWS.read(out)
-    assert [row["stage"] for row in rows] == ["load", "run", "evaluate", "tables"]
+    assert [row["stage"] for row in rows] == ["reference", "load", "run", "evaluate", "tables"]
     assert {(row["ok"], row["scale"], row["anonymous_gb"]) for row in rows} == {("true", "small", "1.00")}
     [row] = read_rows(work / "first/row.csv")
     assert row["weights"].startswith("official:")
-    assert all(math.isfinite(row[column]) for column in ("clip_score", "image_reward", "hpsv2"))
+    assert all(math.isfinite(row[column]) for column in columns)
 
 
 #: Folder of a drafter -> the kind of its network.
