@@ -277,6 +277,7 @@ def test_two_processes_make_the_steps_of_one(tmp_path):
     of_both = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
 
     def one_of_two(rank):  # as torchrun starts it, without importing everything again
+        torch.set_num_threads(1)  # threads of OpenMP do not survive a fork
         os.environ.update(of_both, RANK=rank, LOCAL_RANK=rank, LOCAL_WORLD_SIZE="2")
         sys.exit(cli.main(["train", *words, f"out={tmp_path / 'two'}"]))
 
