@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from multiprocessing import get_context
 from typing import Any
@@ -280,26 +280,36 @@ def faults(row: dict[str, Any]) -> list[str]:
     return broken + ([f"{row['shared']} bytes of shared memory, at most {most}"] if row["shared"] > most else [])
 
 
+@cache
 def jobs() -> list[Specialisation]:
-    """A quick look: some steps for Hopper, and one specialisation of each of their kernels for one of two other
-    devices."""
+    """A quick look: some steps for Hopper; and of what depends on the device, kernels that begin while the one before
+    them ends and those with matrix units, one specialisation of each kernel for one of two other devices."""
     few = steps(FEW)
     of_each = [{spec.kernel: spec for spec in started(few, capability)} for capability in (89, 100)]
-    other = [of_each[number % 2][kernel] for number, kernel in enumerate(of_each[0])]
+    depending = [kernel for kernel, spec in of_each[0].items() if "PDL" in spec.constants]
+    other = [of_each[number % 2][kernel] for number, kernel in enumerate(depending)]
     return [*_extremes(started(few)), *other]
 
 
 def _extremes(specs: list[Specialisation]) -> list[Specialisation]:
     """Of specialisations of a kernel that differ only in the known facts about sizes, the one with the fewest, which
-    needs most registers, and the one with the most: there a size of 1 is a constant."""
+    needs most registers. Then, since a size of 1 is a constant of the binary and has no type of its own, those in which
+    a size of a kernel is 1 that was not in the ones before."""
     alike: dict[Any, list[Specialisation]] = {}
+    ones: dict[Specialisation, set[tuple[str, str]]] = {}
     for spec in specs:
         constant = {parameter.name for parameter in spec.function.params if parameter.is_constexpr}
         pointers = [kind for kind in spec.types.values() if kind.startswith("*")]
         key = spec.kernel, pointers, {name: x for name, x in spec.constants.items() if name in constant}, spec.options
         alike.setdefault(repr(key), []).append(spec)
-    ordered = [sorted(group, key=lambda spec: len(spec.constants) + len(spec.divisible)) for group in alike.values()]
-    return list(dict.fromkeys(group[end] for group in ordered for end in (0, -1)))
+        ones[spec] = {(spec.kernel, name) for name in spec.constants if name not in constant}
+    chosen = [min(group, key=lambda spec: len(spec.constants) + len(spec.divisible)) for group in alike.values()]
+    seen = {one for spec in chosen for one in ones[spec]}
+    for spec in sorted(specs, key=lambda spec: -len(ones[spec])):
+        if ones[spec] - seen:
+            chosen.append(spec)
+            seen |= ones[spec]
+    return chosen
 
 
 def checks() -> Iterator[speed.Check]:
