@@ -221,7 +221,14 @@ DRAFTERS = ("none", "draft_model", "chain", "tree", "eagle2", "medusa", "jacobi"
 RULES = {
     "exact": {},
     "uniform": {"delta": 2.0, "resample": "optimal"},
-    "cool": {"delta": 2.0, "nu": 0.7, "schedule": "exponential", "floor": 0.0, "resample": "optimal"},
+    "cool": {
+        "delta": 2.0,
+        "nu": 0.7,
+        "schedule": "exponential",
+        "linear_length": 8,
+        "floor": 0.0,
+        "resample": "optimal",
+    },
     "typical": {"epsilon": 0.09, "alpha": 0.3},
     "entropy": {"pivot": 1.0, "calm": 16.0},
     "lantern": {"delta": 0.3, "k": 1000, "bound": "jsd", "proximity": "l2", "resample": "optimal"},

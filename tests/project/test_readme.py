@@ -205,7 +205,7 @@ def _check(line: str) -> None:
         ]
         check: dict[str, Callable[[], object]] = {
             "fetch": lambda: _fetch_arguments(rest),
-            "train": lambda: recipes.plan(rest),
+            "train": lambda: recipes.plan([word for word in rest if word != "--dry-run"]),
             **dict.fromkeys(("audit", "bench"), lambda: configuration.grid(overrides, "-m" in rest)),
             "run": lambda: configuration.grid([o for o in overrides if o != "--dry-run"], "-m" in rest),
             "tables": lambda: _listed(rest),

@@ -24,6 +24,7 @@ from specbench.rows import selection
 from specbench.rows.csv_files import as_cells, read_rows
 from specbench.tables import catalog, figures, measure, sheet
 from specbench.tables.catalog import Source
+from specbench.tables.definitions import TableFigure
 from specbench.tables.measure import TablePlan
 
 SUITE = {
@@ -405,3 +406,37 @@ def test_a_run_that_fails_does_not_stop_the_others_or_the_table(call: Call, suit
     assert "| Cool-SD, δ=2 | **measured" in out
     assert "specbench resume s" in out
     assert "Over 2 pairs" not in out
+
+
+def test_both_commands_take_a_key_or_refuse_it(tmp_path: Path) -> None:
+    """`specbench suite` and `specbench tables` read the same files. A key changes the runs or the drawing, or it is an
+    error; the columns, lines and texts are in other tests."""
+    one = {**{key: value for key, value in SUITE.items() if key != "seeds"}, "metrics": None}
+
+    def runs(command: str, more: Mapping[str, Any]) -> set[str]:
+        source = Source("x", {**one, **more})
+        if command == "suite":
+            plan = measure.plan_suite(catalog.suite("x", source), tmp_path)
+        else:
+            table = catalog.table("x", source)
+            plan = measure.plan(table, table.model, None, tmp_path)
+        return {" ".join(sorted(run.overrides)) for run in plan.runs}
+
+    for key, value in {
+        "n": 7, "metrics": ["scenes_clip"], "batch": 8, "timed": 3, "model": "llamagen_textures", "with": {"top_k": 9},
+    }.items():  # fmt: skip
+        for command in ("suite", "tables"):
+            assert runs(command, {key: value}) != runs(command, {}), (command, key)
+    of_suites = {"models": ["llamagen_textures"], "prompts": ["scenes"], "seeds": [3], "baseline": {"method": "jacobi"}}
+    for key, value in of_suites.items():
+        assert runs("suite", {key: value}) != runs("suite", {}), key
+        with pytest.raises(UsageError, match=f"names {key}"):
+            runs("tables", {key: value})
+    curves = {"x": "speedup_step", "y": "accepted_length_mean"}
+    with pytest.raises(UsageError, match="pairs of curves"):
+        runs("suite", {"figure": curves, "matched": {"y": "accepted_length_mean"}})
+    for log in (False, True):
+        plan = _plan({**one, "figure": {**curves, "log": log}}, tmp_path)
+        [drawn] = [sheet.build(plan, "")[1].figure]
+        assert isinstance(drawn, TableFigure)
+        assert drawn.log == log

@@ -7,10 +7,8 @@ import csv
 import json
 import os
 import re
-import socket
 import sys
 from dataclasses import replace
-from multiprocessing import get_context
 
 import numpy as np
 import pandas as pd
@@ -271,22 +269,11 @@ def test_two_processes_make_the_steps_of_one(tmp_path):
     pytest.importorskip("accelerate")
     words = [*real("llamagen_xl", tmp_path), *SMALL, "drafter=eagle", "source=self", "noise=0", *FAST]
     single = trained([*words, f"out={tmp_path / 'one'}"])
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port = str(listening.getsockname()[1])
-    of_both = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
-
-    def one_of_two(rank):  # as torchrun starts it, without importing everything again
-        torch.set_num_threads(1)  # threads of OpenMP do not survive a fork
-        os.environ.update(of_both, RANK=rank, LOCAL_RANK=rank, LOCAL_WORLD_SIZE="2")
-        sys.exit(cli.main(["train", *words, f"out={tmp_path / 'two'}"]))
-
-    processes = [get_context("fork").Process(target=one_of_two, args=(rank,), daemon=True) for rank in "01"]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(240)
-    assert [process.exitcode for process in processes] == [0, 0]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    argv = [*launch, "--module", "specbench.cli", "train", *words, f"out={tmp_path / 'two'}"]
+    root = str(Path(cli.__file__).resolve().parents[2])
+    environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    subprocess.run(argv, env=environment, check=True, timeout=240, capture_output=True)
     same(single, load_file(tmp_path / "two" / registry.DRAFTER_FILE), 2e-3)
     curves = [pd.read_csv(tmp_path / out / "state" / "eagle.csv") for out in ("one", "two")]
     pd.testing.assert_frame_equal(*curves, rtol=1e-2)  # of the whole batch, though each process saw half of it
