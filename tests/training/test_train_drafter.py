@@ -7,8 +7,10 @@ import csv
 import json
 import os
 import re
+import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
