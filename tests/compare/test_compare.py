@@ -658,6 +658,8 @@ def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypat
     assert re.match("scenes_fid: B .*specbench evaluate", few.untested[-1])
     score(few.b.argument, "scenes_fid", metric.cache_key, y[:100].astype(np.float32), prompts=False)
     assert paired_test(of(between(a, few.b.argument), "scenes_fid")).df == 99
+    monkeypatch.setattr(type(metric), "influences", lambda *_: None)  # as of a metric without them
+    assert re.match(r"scenes_fid: .*\b100 pairs\b", between(a, few.b.argument).untested[-1])
 
 
 def test_a_damaged_record_is_named(folders: Folders) -> None:

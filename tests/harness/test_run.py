@@ -23,11 +23,11 @@ from PIL import Image
 from specbench import data, metrics
 from specbench.config import configuration, registry
 from specbench.errors import UsageError
-from specbench.harness import run, sheet, worker
+from specbench.harness import pipeline, run, sheet, worker
 from specbench.harness.pipeline import in_batches
 from specbench.metrics import Score
 from specbench.metrics.base import Images
-from specbench.rows import report_text
+from specbench.rows import provenance, report_text
 from specbench.rows.columns import COLUMNS, TIMED_COLUMNS
 from specbench.rows.csv_files import read_rows
 from specbench.rows.journal import Journal, pixel_digest, read_records
@@ -579,3 +579,37 @@ def test_the_peak_of_the_resident_memory_can_start_again() -> None:
         assert worker.peak_memory_mib(cpu) > before + 32
     worker.reset_peak_memory(cpu)
     assert worker.peak_memory_mib(cpu) < before + 32
+
+
+def test_the_threads_of_an_embedded_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One on a CPU, unless the environment says how many."""
+    monkeypatch.setattr(registry, "find", lambda *_: lambda *_: None)
+    cfg = {"device": "cpu", "dtype": "float32", "model": "llamagen_scenes"}
+    threads: list[int] = []
+    monkeypatch.setattr("torch.set_num_threads", threads.append)
+    for more, model, expected in (("2", "llamagen_scenes", []), (None, "llamagen_xl", []), (None, "mar_scenes", [1])):
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        if more:
+            monkeypatch.setenv("OMP_NUM_THREADS", more)
+        pipeline.load_model({**cfg, "model": model})
+        assert threads == expected
+
+
+def test_an_engine_needs_its_device_and_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = configuration.compose(["device=cuda", "engine=triton"])
+    with pytest.raises(UsageError, match="engine=eager"):
+        pipeline.engine_of(cfg, torch.device("cpu"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="engine=graph"):
+        pipeline.engine_of(cfg, torch.device("cuda"))
+    assert type(pipeline.engine_of({**cfg, "engine": "graph"}, torch.device("cuda"))).__name__ == "Graphs"
+
+
+@pytest.mark.parametrize("change", [{"run_id": 5}, {"sessions": {"a": 1}}])
+def test_an_edited_run_json_is_an_error(change: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    provenance.RunMetadata("one").write(file)
+    assert provenance.RunMetadata.read(file).run_id == "one"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(UsageError, match="run.json"):
+        provenance.RunMetadata.read(file)
