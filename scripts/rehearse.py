@@ -100,7 +100,7 @@ def stages(model: str, small: bool) -> Iterator[Stage]:
     vectors = parameters.is_continuous("model", model)
     method = "cspd" if vectors else "cool_sd" if whole else next((_METHODS[p] for p in entry.drafters), "vanilla")
     named = (f"model={model}", f"method={method}")
-    reduced = ("reduced=true",) if small else ()
+    reduced = ("reduced=true", *(("diffusion_steps=5",) if vectors else ())) if small else ()
     data = parameters.preferred("model", model).get("data", "coco2017")
     if whole or small:
         images = ("images=home/data/coco2017/val2017", *(("metrics=fid",) if small else ()))
