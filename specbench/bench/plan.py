@@ -108,9 +108,8 @@ def size(cfg: Mapping[str, Any]) -> dict[str, Any]:
     with on_shapes.entered(), _few_blocks():
         at = position_of(pipeline.images(on_shapes.conditioning, on_shapes.rng), None)
     forward = (floor.of_target(target) + floor.of_cache(target, rows, at)) / GB
-    return {
-        "resolution": pipeline.resolution, "tokens": pipeline.tokens_per_image, "reads_gb": {"forward": forward}
-    }  # fmt: skip
+    of_image = {"resolution": pipeline.resolution, "tokens": pipeline.tokens_per_image}
+    return {**of_image, "reads_gb": {"forward": forward}}
 
 
 def _few_blocks() -> Any:

@@ -54,37 +54,35 @@ def _forecast(arguments: Sequence[str]) -> str:
     from specbench.harness.pipeline import DTYPES
     from specbench.storage.files import format_size
     from specbench.tables.forecast import Planner, as_text
+    from specbench.training.command import recipe_of
+    from specbench.training.examples import bytes_each, held_out
     from specbench.training.recipes import plan
 
     todo = plan(arguments)
     cfg, kind, stored = todo.cfg, todo["drafter"], todo["features"] == "stored"
-    n = todo["n"] if todo["images"] else registry.completed(cfg)["n"] if cfg["n"] == "all" else cfg["n"]
+    n = todo["n"] if todo["images"] else registry.completed(cfg)["n"]
     shapes = {**cfg, "weights": "random", "drafter_weights": None}
     model = registry.find("model", cfg["model"])(shapes, torch.device("meta"), DTYPES[cfg["dtype"]])
     with torch.device("meta"):
         network = model.untrained(kind, todo["heads"])
-    target = model.target
-    layers = len(getattr(getattr(network, "cfg", None), "aux_hidden_layers", ()))
-    positions = len(target.condition(model.encode(["0"]), False)) - 1 + target.length
-    tokens = 4 * target.length
-    features = positions * target.block.dim * (1 + layers) * torch.empty((), dtype=model.dtype).element_size()
-    steps = todo["steps"] or max(1, round(todo["epochs"] * n / todo["batch"]))
+    target, layers = model.target, len(getattr(getattr(network, "cfg", None), "aux_hidden_layers", ()))
+    without, each = (bytes_each(target, model.encode, "0", more) for more in (None, layers if stored else None))
+    recipe = recipe_of(todo, n - held_out(n, todo["held_out"]))
     weights, trained = (sum(p.numel() for p in part.parameters()) for part in (target, network))
-    operations = steps * todo["batch"] * positions * (6 * trained + (0 if stored else 2 * weights))
+    operations = recipe.steps * recipe.batch * target.length * (6 * trained + (0 if stored else 2 * weights))
+    disk = f"disk      {format_size(n * each)} in {todo.examples}"
+    if stored:
+        disk += f", {format_size(n * (each - without))} of them for hidden states, which features=live does not store"
     lines = [
         f"dry run of a training: {kind} for {cfg['model']}, recipe {todo['recipe']}, into {todo.out}",
-        f"examples  {n:,} of {positions:,} positions; tokens {format_size(n * tokens)}",
-        f"disk      {format_size(n * (tokens + (features if stored else 0)))} in {todo.examples}",
-        f"steps     {steps:,} of {todo['batch']} examples",
+        f"examples  {n:,} of {target.length:,} tokens",
+        disk,
+        f"steps     {recipe.steps:,} of {recipe.batch} examples",
         f"compute   {operations:.2g} operations, {operations / _RATE / 3600:.3g} h at {_RATE:.0e} a second",
     ]
-    if stored:
-        lines[2] += f", {format_size(n * features)} of them hidden states; features=live computes these in each step"
     if todo["source"] == "self":
-        planner = Planner(Path("results"))
-        hours = {
-            name: planner.hours(RunConfig({**cfg, "batch": todo["decode_batch"]}), (n, 0), name) for name in DEVICES
-        }
+        planner, batch = Planner(Path("results")), RunConfig({**cfg, "batch": todo["decode_batch"]})
+        hours = {name: planner.hours(batch, (n, 0), name) for name in DEVICES}
         known = ", ".join(f"{name} {as_text(value)}" for name, value in hours.items() if value is not None)
         lines.append(f"images    the target draws {n:,}: {known or 'no step of it was measured'}")
     return "\n".join(lines)

@@ -39,14 +39,17 @@ def split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 
 def remembered(arguments: Sequence[str]) -> list[Path]:
-    """The folders that the runs, grids and suites in these arguments were started with."""
+    """The folders that the runs, grids and suites in these arguments were started with, if they still exist: a row can
+    be shown without them."""
     folders: list[str] = []
     for argument in arguments:
         place = home.expanded(argument.partition("=")[2] if "=" in argument else argument)
         with suppress(OSError):  # a text that is too long to be a path
             if (file := place / INCLUDED).is_file():
                 folders += read_json(file, list[str], "remove it and give --include again")
-    return [Path(folder) for folder in dict.fromkeys(folders)]
+    for folder in (gone := [folder for folder in dict.fromkeys(folders) if not Path(folder).is_dir()]):
+        print(f"specbench: the included folder {folder} is gone", file=sys.stderr)
+    return [Path(folder) for folder in dict.fromkeys(folders) if folder not in gone]
 
 
 def _folder(entry: str) -> Path:

@@ -114,7 +114,8 @@ def main(
     if line["--list"]:
         print(f"\nTo run the missing lines of a table and draw it: {_command(None, line)}")
     if failed:
-        raise failed[0] if len(failed) == 1 else RunError("; ".join(map(str, failed)))
+        bad_input = all(isinstance(error, UsageError) for error in failed)
+        raise (UsageError if bad_input else RunError)("; ".join(map(str, failed)))
     return code_of(ran)
 
 
@@ -123,6 +124,8 @@ def _changes(arguments: Sequence[str]) -> dict[str, str]:
     the values.)"""
     flags = {"model": "--model", "n": "--n", "seed": "--seeds"}
     texts = values(arguments, [*TABLE_KEYS, *parameters.table()], "parameter")
+    if "out" in texts:
+        raise UsageError("out: a table writes to results/; run a line by its own command to choose its folder")
     for name, flag in flags.items():
         if name in texts:
             raise UsageError(f"{name}={texts[name]}: write {flag} {texts[name]}")

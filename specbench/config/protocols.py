@@ -109,8 +109,8 @@ def values(name: str, model: str, given: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in protocol.values_for(model, data).items()
         if value is not None and key in has and key not in given and (key != "data" or value == data)
     }
-    if parameters.default("data", data, "files"):  # real images can be fetched
-        result |= {key: _with_kid(value) for key, value in result.items() if key == "metrics"}
+    if "metrics" in result and parameters.default("data", data, "files"):  # real images can be fetched
+        result["metrics"] = _with_kid(result["metrics"])
     variant = protocol.variant.get(str(given.get("method", parameters.default_choice("method"))))
     return result if variant is None or "variant" in given else {**result, "variant": variant}
 

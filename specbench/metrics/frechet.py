@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 BLOCK = 4096  # features that are converted to float64 at once
 #: Of the trapezoidal rule in log t: how far it reaches from the largest eigenvalue, and its step. Together they cost
-#: 1e-11 of the largest root.
+#: less than 1e-11 of the largest root.
 REACH, STEP = 60.0, 0.7
 
 
@@ -91,8 +91,8 @@ def influences(features: Tensor, mean: Tensor, covariance: Tensor) -> Tensor | N
     type. The reference's mean (d,) and covariance (d, d) are fixed. None for fewer than three images.
 
     They are the jackknife's: N - 1 times the mean distance without one image minus the distance without image i. So
-    sqrt(sum I_i^2 / (N (N - 1))) is the jackknife's standard error. On synthetic features it is 1.0 to 1.3 times the
-    spread over new draws, and a paired test of two sets has its level, both from 8 images on and for any d.
+    sqrt(sum I_i^2 / (N (N - 1))) is the jackknife's standard error, which is too large rather than too small for few
+    images (Efron and Stein 1981).
 
     The distance without each image needs one decomposition. With x_i = f_i - mu,
 

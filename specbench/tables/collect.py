@@ -67,11 +67,9 @@ def collect(
     A failed run does not stop the others: the plan has the error.
     """
     runner = _Runner(todo, bench, say, jobs)
-    try:
-        runner.pair_curves()
-        runner.execute([] if no_run else runner.plan.missing)
-    except (UsageError, RunError) as e:
-        runner.plan = replace(runner.plan, failed=e)
+    runner.pair_curves()
+    of_panels = {key for panel in runner.plan.table.compared_panels for key in panel.keys}
+    runner.attempt([] if no_run else [run for run in runner.plan.missing if run.key not in of_panels])
     if todo.suite.baseline:
         runner.plan = against_vanilla(runner.plan)
     runner.compare()
@@ -110,6 +108,13 @@ class _Runner:
             self.plan = self.plan.with_rows({run.folder: as_cells(row)})
 
         execute(self.plan, chosen, self.bench.row, keep, self.say, self.jobs)
+
+    def attempt(self, chosen: Sequence[TableRun]) -> None:
+        """`execute`, after which the plan has the error if some failed."""
+        try:
+            self.execute(chosen)
+        except (UsageError, RunError) as e:
+            self.plan = replace(self.plan, failed=self.plan.failed or e)
 
     def folders(self, runs: Iterable[TableRun]) -> list[Path]:
         """The folders with the images of these runs' rows. If a row came without images, they are decoded again."""
@@ -182,7 +187,7 @@ class _Runner:
         """Executes the runs of each panel whose curves are compared, and compares them, before the next panel starts,
         so that an interruption keeps its comparisons."""
         for panel in self.plan.table.compared_panels:
-            self.execute([run for run in self.plan.missing if run.key in panel.keys])
+            self.attempt([run for run in self.plan.missing if run.key in panel.keys])
             for compared in self.plan.unequalled.values():
                 self.folders(self._of_panel(compared))  # which may change their runs
             for runs, compared in self.plan.unequalled.items():

@@ -46,6 +46,7 @@ from specbench.tables.definitions import (
     TableTest,
     Values,
     as_overrides,
+    named,
     of_world,
 )
 
@@ -312,6 +313,10 @@ def plan(
     home = runs / "tables" / ((table.matched and table.matched.lines_of) or table.id) / model
     rows = _rows(table, results)
     todo = _plan(table.on(model, n, tuple(seeds), changes), home, {}, lambda run: rows.get(run.config_hash, ()))
+    given = {name: value for name, value in of_world(model, changes or {}).items() if name != "timed"}
+    for name, value in given.items():
+        if todo.runs and all(named(run.overrides).get(name) != value for run in todo.runs):
+            raise UsageError(f"every line of {table.id} has its own {name}: leave it out")
     order = {line.key: i for i, line in enumerate(table.lines)}
     ordered = sorted(todo.runs, key=lambda run: order[run.key])
     return replace(todo, runs=tuple(ordered), left_out=(), results=results).with_tests()
@@ -339,6 +344,9 @@ def _plan(suite: Suite, home: Path, free: Mapping[str, Any], rows: Callable[[Tab
             fitting = of_world(suite.model(cell), suite.shared)
             if foreign := as_overrides({name: v for name, v in suite.shared.items() if name not in fitting}):
                 left_out.append(f"{cell.model} is a real model: its runs leave {' and '.join(sorted(foreign))} out")
+    taken = {name for run in runs for name in named(run.overrides)}
+    if runs and (unknown := sorted(suite.shared.keys() & parameters.method_parameters() - taken)):
+        raise UsageError(f"no line of {suite.table.id} has the parameter {unknown[0]}: leave it out")
     found = tuple(run.with_newest(rows(run)) for run in runs)
     return TablePlan(suite.table.id, home, found, suite=suite, left_out=tuple(dict.fromkeys(left_out)))
 

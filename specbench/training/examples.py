@@ -66,7 +66,7 @@ def make(
         np.zeros((0, target.length)),
         Encoded(pipeline, [p.prompt for p in prompts]),
     )
-    size = _bytes(target, pipeline, prompts[0], aux_hidden_layers) if stored else 4 * target.length
+    size = bytes_each(target, pipeline.encode, prompts[0].prompt, len(aux_hidden_layers) if stored else None)
 
     def encode(images: Tensor) -> np.ndarray:
         return in_order(target, pipeline.model.codes(images).cpu()).numpy()
@@ -180,12 +180,19 @@ def _difference(stored: str, requested: str) -> str:
     )
 
 
-def _bytes(target: Language, pipeline: Pipeline, first: ExamplePrompt, aux_hidden_layers: tuple[int, ...]) -> int:
-    """Size of one example with its features."""
-    prefix = len(target.condition(pipeline.encode([first.prompt]), False))
-    positions = prefix - 1 + target.length
-    width = target.block.dim * (1 + len(aux_hidden_layers))
-    return positions * width * target.output.weight.element_size() + 4 * target.length + 5 * prefix
+def bytes_each(target: Language, encode: Callable[[list[str]], Any], prompt: str, aux_hidden_layers: int | None) -> int:
+    """Size of one example: its tokens and, unless the number of `aux_hidden_layers` is None, its features."""
+    if aux_hidden_layers is None:
+        return 4 * target.length
+    prefix = len(target.condition(encode([prompt]), False))
+    width = target.block.dim * (1 + aux_hidden_layers)
+    features = (prefix - 1 + target.length) * width * target.output.weight.element_size()
+    return features + 4 * target.length + 5 * prefix
+
+
+def held_out(count: int, share: float) -> int:
+    """How many of `count` examples are for validation."""
+    return min(count - 1, max(1, math.ceil(share * count)))
 
 
 def _tokens(
@@ -313,8 +320,8 @@ class Examples:
 
     def split(self, share: float) -> tuple[np.ndarray, np.ndarray]:
         """Indices of the training examples and of the validation examples, which are the last ones."""
-        held_out = min(len(self) - 1, max(1, math.ceil(share * len(self))))
-        return np.arange(len(self) - held_out), np.arange(len(self) - held_out, len(self))
+        trained = len(self) - held_out(len(self), share)
+        return np.arange(trained), np.arange(trained, len(self))
 
 
 class _StoredDataset:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from specbench.bench.devices import DEVICES
-from specbench.bench.plan import Memory, plan
+from specbench.bench.plan import Memory, plan, size
 from specbench.bench.shapes import DEVICE, Shapes, shapes
 from specbench.config import configuration
 from specbench.decoding.rng import RandomStreams
@@ -145,3 +146,14 @@ def test_bad_words_of_a_plan_are_short_errors(call: Call) -> None:
         code, out, err = call("bench", *start, *words)
         assert (code, out, err.count("\n")) == (2, "", 1), words
         assert name in err
+
+
+@pytest.mark.parametrize("words", ["method=sjd_pac batch=2", "method=eagle2 engine=triton", "method=eagle3"])
+def test_two_blocks_and_no_step_are_enough(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of passes of all blocks is the same, and what `size` says is in the plan."""
+    cfg = configuration.compose(["model=llamagen_l", "device=cuda", *words.split()])
+    planned, small = plan(cfg), size(cfg)
+    assert small["reads_gb"] == {"forward": planned["reads_gb"]["forward"]}
+    assert {name: planned[name] for name in ("resolution", "tokens")} == {k: small[k] for k in ("resolution", "tokens")}
+    monkeypatch.setattr("specbench.bench.plan._few_blocks", nullcontext)
+    assert plan(cfg) == planned

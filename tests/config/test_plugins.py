@@ -198,6 +198,9 @@ def test_a_stopped_run_names_its_folders(folder: Path, call: Call, monkeypatch: 
     assert call("resume", "one")[0] == 0  # without the flag
     row = row_of(Path("one"))
     assert (row["rule"], row["n"]) == ("mine", 3)
+    folder.rename(folder.parent / "moved")  # the row can still be shown
+    code, out, err = call("show", "one", "--columns", "rule")
+    assert (code, "mine" in out, str(folder) in err) == (0, True, True)
 
 
 def test_a_folder_holds_one_module_and_one_file_per_choice(folder: Path) -> None:

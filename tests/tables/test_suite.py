@@ -21,8 +21,9 @@ from specbench.config import parameters, registry
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.rows import selection
+from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import as_cells, read_rows
-from specbench.tables import catalog, figures, measure, sheet
+from specbench.tables import catalog, figures, layout, measure, sheet
 from specbench.tables.catalog import Source
 from specbench.tables.definitions import TableFigure
 from specbench.tables.measure import TablePlan
@@ -175,6 +176,17 @@ def test_a_star_is_of_the_test_against_vanilla(tmp_path: Path) -> None:
         assert [row["tests"] for row in adjusted] == ["2", "2", "1"][: len(rows)]
         plan = replace(plan, compared=tuple(adjusted))
         assert sheet._p_values(plan, members, plan.suite.table.columns) == {("sjd", "perplexity"): 0.02}
+
+
+@pytest.mark.parametrize(("n", "starred"), [(1023, False), (1024, True)])
+def test_a_biased_distance_has_no_star(n: int, starred: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = _plan({**SUITE, "seeds": [0], "columns": ["fid"]}, tmp_path)
+    row = dict.fromkeys(COLUMNS, "") | {"fid": "9", "fid_backend": "scenes-classifier@1", "n": str(n), "images": str(n)}
+    plan = plan.with_rows({run.folder: row for run in plan.runs})
+    monkeypatch.setattr(sheet, "_p_values", lambda *_: {("sjd", "fid"): 0.001})
+    entries = {entry.method: entry.cells[0] for entry in sheet.build(plan, "")[0].entries}
+    assert (layout.DIFFERS in entries["SJD"].marks) == starred
+    assert entries["SJD"].value == "9.00"
 
 
 def test_a_report_of_a_suite_shows_its_runs_and_nothing_else(call: Call, suite: Path) -> None:

@@ -38,6 +38,7 @@ from specbench.tables import (
 )
 from specbench.tables.catalog import TABLES
 from specbench.tables.collect import Bench
+from specbench.tables.definitions import named
 
 TABLE = TABLES["coolsd_table1"]
 Tables = Callable[..., int]
@@ -743,3 +744,37 @@ def test_a_complete_table_is_drawn_without_torch(tables: Tables, tmp_path: Path)
     process = python(code, cwd=tmp_path)
     assert process.returncode == 0, process.stderr
     assert "wrote results/tables/coolsd_table1.md" in process.stdout
+
+
+def test_a_parameter_of_a_table_reaches_the_lines_that_have_it(tmp_path: Path) -> None:
+    def drafters(**changes: str) -> dict[str, str | None]:
+        plan = measure.plan(TABLES["coolsd_table2"], "llamagen_scenes", None, tmp_path, changes=changes)
+        return {run.key: named(run.overrides).get("drafter_weights") for run in plan.runs if not run.seconds}
+
+    found = drafters(drafter_weights="embedded")
+    assert found.pop("sjd") is None
+    assert "embedded" in found.values()
+    for changes, name in (({"gamma": "8"}, "gamma"), ({"method": "jacobi"}, "method")):
+        with pytest.raises(UsageError, match=name):
+            drafters(**changes)
+    for word in ("out=x", "n=8", "timed=-1", "nope=1"):
+        with pytest.raises(UsageError, match=word.partition("=")[0]):
+            cli._changes([word])
+
+
+def test_a_published_pair_is_compared_with_the_drafter_that_it_names() -> None:
+    table, printed = TABLES["cspd_table3"], literature.load("cspd_table3")
+    for weights, drafter in (("", "MAR-B"), ("official:mar_l", "MAR-L")):
+        row = _row(acceptance_rate="0.5", drafter_weights=weights)
+        sheet = layout.build(table, "mar_h", {line.key: row for line in table.lines}, printed, {}, "")
+        models = {entry.model for entry in sheet.entries if entry.kind == "difference"}
+        assert len(models) == 1
+        assert drafter in models.pop().partition(" and ")[2]
+    with pytest.raises(UsageError, match="official"):
+        registry.official_target("official:nope")
+    assert (registry.official_target("official:mar_l"), registry.official_target("a/folder")) == ("mar_l", "")
+
+
+def test_several_tables_that_fail_keep_the_exit_code_of_bad_input(tables: Tables) -> None:
+    with pytest.raises(UsageError, match="coolsd_table1.*coolsd_table2"):
+        tables("coolsd_table1", "coolsd_table2", bench=FakeBench(config_hash="other"))
