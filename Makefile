@@ -10,6 +10,7 @@ BIN      := .venv/bin
 READY    := .venv/.ready
 DEV      := .venv/.ready-dev
 DOCS     := .venv/.ready-docs
+REWARD   := build/image-reward
 REPORT   := build/tests.xml
 STARTED  := $(shell date +%s)
 # ARGS goes before the arguments of the default run, or replaces them where it chooses a method.
@@ -22,10 +23,10 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run test mutants check-numbers evidence tables bench gpu train-scenes train-textures lint format docs clean
+.PHONY: help run test test-image-reward mutants check-numbers evidence tables bench gpu train-scenes train-textures lint format docs clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' Makefile
 
 run: $(READY) ## decode, score and time 16 images with the embedded model (ARGS="method=eagle1 n=4" for another run)
 	"$(BIN)/specbench" run $(RUN_ARGS)
@@ -51,6 +52,9 @@ test: $(DEV) ## format check, lint, types, then every test (ARGS="-k name" for s
 	@scripts/browser.sh & browser=$$!; $(MAKE) --no-print-directory lint && wait $$browser
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 "$(BIN)/python" -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --junitxml=$(REPORT) $(ARGS); \
 	  code=$$?; "$(BIN)/python" scripts/test_time.py $(REPORT) $(STARTED) && exit $$code
+
+test-image-reward: $(REWARD)/.ready ## compare our ImageReward with the package of its authors, which needs an environment of its own
+	"$(REWARD)/bin/python" -m pytest tests/metrics/test_image_reward_package.py
 
 check-numbers: $(READY) ## compute the numbers of README, docs and results again from rows of one commit (ARGS=--write: put them in)
 	"$(BIN)/python" scripts/check_numbers.py $(ARGS)
@@ -91,6 +95,11 @@ $(DEV): pyproject.toml constraints.txt
 $(DOCS): pyproject.toml constraints.txt
 	$(call install,.[docs])
 	@touch $(READY) $@
+
+$(REWARD)/.ready: pyproject.toml # the package's pins do not fit constraints.txt
+	"$(PYTHON)" -m venv $(REWARD)
+	"$(REWARD)/bin/python" -m pip install --quiet --editable '.[image-reward]' pytest
+	@touch $@
 
 define install
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

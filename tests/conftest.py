@@ -75,7 +75,7 @@ def call(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SPECBENCH_DEBUG", raising=False)
-    monkeypatch.setenv("SPECBENCH_HOME", "/not/there")
+    monkeypatch.setenv("SPECBENCH_HOME", "/dev/null/there")
     monkeypatch.setattr(run, "_load_pipeline", FakePipeline)
     monkeypatch.setattr(run, "check", lambda cfg: None)
     monkeypatch.setattr(registry, "weights_here", lambda cfg: None)

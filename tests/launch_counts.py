@@ -17,10 +17,12 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from specbench.bench.shapes import DEVICE, Shapes, attended, shapes
+from specbench.bench import shapes as without_values
+from specbench.bench.shapes import Shapes, attended
 from specbench.decoding.continuous import Conditions, GenerationOrder
 from specbench.decoding.continuous.trajectory import draw_trajectory
 from specbench.engine.clock import Idle
@@ -36,6 +38,13 @@ _NONE = frozenset(
 )
 #: Eager steps before the step that is counted, as many as before a recording.
 WARMUP = 2
+#: The device of the fake tensors.
+DEVICE = torch.device("cuda", 0)
+
+
+def shapes(cfg: Mapping[str, Any], engine: Eager | Graphs | None = None) -> Shapes:
+    """`bench.shapes` on fake CUDA tensors: the engine takes the kernels of a GPU."""
+    return without_values.shapes(cfg, engine, DEVICE, FakeTensorMode(allow_non_fake_inputs=True))
 
 
 class Launches(TorchDispatchMode):

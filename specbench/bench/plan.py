@@ -1,5 +1,5 @@
 """What a configuration needs of a GPU, from shapes alone: weights, state, peak memory, and the memory floor of a step.
-Nothing is fetched and no weights are created: the real loop runs on fake tensors (`bench.shapes`)."""
+Nothing is fetched and no weights are created: the real loop runs on tensors without values (`bench.shapes`)."""
 
 from __future__ import annotations
 
@@ -50,6 +50,10 @@ class Memory(TorchDispatchMode):
                 self._add(storage.nbytes())
                 weakref.finalize(storage, self._drop, key, storage.nbytes())
         return out
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # PyTorch would import torch._dynamo to switch it off, which takes 3 s
 
     def _add(self, size: int) -> None:
         self.live += size
@@ -180,7 +184,7 @@ def _pixels(on_shapes: Shapes, codes: int) -> None:
     """Decodes the pixels of one image of this number of codes; only the copy to the host is left out."""
     model = on_shapes.pipeline.model
     shape, dtype = ((1, codes, model.target.dim), torch.float32) if on_shapes.continuous else ((1, codes), torch.int64)
-    with mock.patch.object(Tensor, "numpy", lambda x: x):
+    with mock.patch.multiple(Tensor, cpu=lambda x: x, numpy=lambda x: x):
         model.decode_image(torch.zeros(shape, dtype=dtype, device=DEVICE))
 
 

@@ -1,10 +1,10 @@
-"""A configuration at its full size without weights, memory or a device. The networks hold fake CUDA tensors (PyTorch's
-FakeTensorMode), which have a shape, a type and a device, but no values; the real decode loop runs on them."""
+"""A configuration at its full size without weights, memory or a device. The networks hold tensors on PyTorch's device
+"meta", which have a shape and a type, but no values; the real decode loop runs on them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 from unittest import mock
@@ -12,7 +12,6 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from specbench.config import parameters, registry
 from specbench.decoding.rng import RandomStreams
@@ -21,28 +20,28 @@ from specbench.harness.method import build_continuous, build_drafter, build_meth
 from specbench.harness.pipeline import DTYPES, ContinuousPipeline, Pipeline
 from specbench.models import mar
 
-#: The device of fake tensors.
-DEVICE = torch.device("cuda", 0)
+#: The device of tensors without values.
+DEVICE = torch.device("meta")
 #: A prompt of every model: a text, or a class.
 _PROMPT = "0"
 
 
 @dataclass
 class Shapes:
-    """A pipeline on fake tensors. networks: the networks of a run by name, including the drafter's; conditioning: of a
-    batch; continuous: whether its tokens are. Use the pipeline within `entered`."""
+    """A pipeline on tensors without values. networks: the networks of a run by name, including the drafter's;
+    conditioning: of a batch; continuous: whether its tokens are. Use the pipeline within `entered`."""
 
     pipeline: Any
     networks: dict[str, nn.Module]
     conditioning: Any
     rng: RandomStreams
-    mode: FakeTensorMode
+    mode: AbstractContextManager[Any]
     continuous: bool = False
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """A context in which new tensors are fake, attention allocates only its output, as on the device, and gradients
-        are off. (Inference mode would hide the operations that a composite operation consists of.)"""
+        """A context in which attention allocates only its output, as on a GPU, and gradients are off. (Inference mode
+        would hide the operations that a composite operation consists of.)"""
         try:
             with self.mode, torch.no_grad(), mock.patch.object(F, "scaled_dot_product_attention", attended):
                 yield
@@ -55,9 +54,15 @@ def attended(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Tensor:
     return q.new_empty(*q.shape[:-1], v.shape[-1])
 
 
-def shapes(cfg: Mapping[str, Any], engine: Eager | Graphs | None = None) -> Shapes:
+def shapes(
+    cfg: Mapping[str, Any],
+    engine: Eager | Graphs | None = None,
+    device: torch.device = DEVICE,
+    mode: AbstractContextManager[Any] | None = None,
+) -> Shapes:
     """A checked configuration with random weights at the official sizes. engine: its kernels are used (default: the
-    plain functions)."""
+    plain functions). device, mode: the device of all tensors, and a context that makes them ones without values
+    (PyTorch's FakeTensorMode for a device that is not here)."""
     cfg, engine = {**cfg, "weights": "random", "drafter_weights": None}, engine or Eager()
     continuous = parameters.is_continuous("model", cfg["model"])
     rows = int(cfg["batch"])
@@ -65,19 +70,19 @@ def shapes(cfg: Mapping[str, Any], engine: Eager | Graphs | None = None) -> Shap
     encoded = model.encode([_PROMPT] * rows)
     parts: tuple[Any, Any] = build_continuous(cfg, model) if continuous else (build_drafter(cfg, model), None)
     drafter, rule = parts
-    model.device = DEVICE
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    model.device = device
+    mode = nullcontext() if mode is None else mode
     networks = dict(_networks(model)) | {f"drafter {name}": network for name, network in _networks(drafter)}
     with mode, torch.no_grad():
         for network in networks.values():
-            _to_fake(network)
-        conditioning, rng = _fake(encoded), RandomStreams([(0, i) for i in range(rows)], DEVICE)
+            _without_values(network, device)
+        conditioning, rng = _empty(encoded, device), RandomStreams([(0, i) for i in range(rows)], device)
         pipeline: Pipeline | ContinuousPipeline
         if continuous:
-            pipeline = ContinuousPipeline(model, drafter, rule, DEVICE, cfg["model"], "random", engine)
+            pipeline = ContinuousPipeline(model, drafter, rule, device, cfg["model"], "random", engine)
         else:
             method = build_method(cfg, model, drafter, near=_no_neighbours)
-            pipeline = Pipeline(model, method, DEVICE, cfg["model"], "random", engine)
+            pipeline = Pipeline(model, method, device, cfg["model"], "random", engine)
     return Shapes(pipeline, networks, conditioning, rng, mode, continuous)
 
 
@@ -90,25 +95,25 @@ def _networks(holder: Any) -> Iterator[tuple[str, nn.Module]]:
             yield name, value.model
 
 
-def _to_fake(network: nn.Module) -> None:
-    """Replaces parameters and buffers by fake ones; tied ones stay tied."""
-    fakes: dict[int, Tensor] = {}
+def _without_values(network: nn.Module, device: torch.device) -> None:
+    """Replaces parameters and buffers by ones without values; tied ones stay tied."""
+    replaced: dict[int, Tensor] = {}
     for part in network.modules():
         for tensors in (part._parameters, part._buffers):
             for name, tensor in tensors.items():
                 if tensor is not None:
-                    fakes.setdefault(id(tensor), _fake(tensor))
-                    tensors[name] = fakes[id(tensor)]  # type: ignore[assignment]
+                    replaced.setdefault(id(tensor), _empty(tensor, device))
+                    tensors[name] = replaced[id(tensor)]  # type: ignore[assignment]
 
 
-def _fake(x: Any) -> Any:
-    """A fake tensor like a tensor, on `DEVICE`; for a dataclass, one with fake fields."""
+def _empty(x: Any, device: torch.device) -> Any:
+    """A tensor like a tensor, on a device; for a dataclass, one with such fields."""
     if isinstance(x, nn.Parameter):
-        return nn.Parameter(torch.empty(x.shape, dtype=x.dtype, device=DEVICE), requires_grad=False)
+        return nn.Parameter(torch.empty(x.shape, dtype=x.dtype, device=device), requires_grad=False)
     if isinstance(x, Tensor):
-        return torch.empty(x.shape, dtype=x.dtype, device=DEVICE)
+        return torch.empty(x.shape, dtype=x.dtype, device=device)
     if is_dataclass(x) and not isinstance(x, type):
-        return type(x)(**{f.name: _fake(getattr(x, f.name)) for f in fields(x)})
+        return type(x)(**{f.name: _empty(getattr(x, f.name), device) for f in fields(x)})
     return x
 
 

@@ -59,25 +59,26 @@ def code_of(runs: Sequence[PlannedRun]) -> int:
     failed = [(run, why) for run, cells in rows if (why := why_failed(cells))]
     for run, why in failed:
         print(f"specbench: {plain(f'{run.name}: {why}' if len(runs) > 1 else why)}", file=sys.stderr)
-    code = _unmeasured(rows, len(runs))
+    code = _unmeasured(rows, runs)
     return DEGENERATE if failed else code
 
 
-def _unmeasured(rows: Sequence[tuple[PlannedRun, Mapping[str, Any]]], count: int) -> int:
-    """Prints a line for every metric that has no value in some of these rows of `count` runs, and returns the exit
-    code. For a single run only the metrics that were requested by name: its own report has the others."""
+def _unmeasured(rows: Sequence[tuple[PlannedRun, Mapping[str, Any]]], runs: Sequence[PlannedRun]) -> int:
+    """Prints a line for every metric that has no value in some of these rows of the runs, and returns the exit code.
+    For a single run only the metrics that were requested by name: its own report has the others."""
     from specbench.rows.remarks import unmeasured
 
     absent = [(run, unmeasured(run.config.metrics, row)) for run, row in rows]
     asked = any(run.asked and reasons for run, reasons in absent)
     names: dict[tuple[str, str], list[str]] = {}
-    for run, reasons in absent if asked or count > 1 else ():
+    for run, reasons in absent if asked or len(runs) > 1 else ():
         for item in reasons.items():
             names.setdefault(item, []).append(run.name)
     lines = []
     for (metric, reason), labels in names.items():
         shown = ", ".join(labels[:3]) + (", ..." if labels[3:] else "")
-        where = f" in {len(labels)} of {count} runs ({shown})" if count > 1 else ""
+        count = sum(metric in run.config.metrics for run in runs)
+        where = f" in {len(labels)} of {count} runs ({shown})" if len(runs) > 1 else ""
         lines.append(f"{metric} has no value{where}: {reason}")
     return missing(lines, asked)
 

@@ -53,10 +53,9 @@ def drawing(what: str) -> Arguments:
 
 
 def _arguments() -> Arguments:
-    hours = sorted(set(TABLES) - {table.id for table in by_default()})
     return {
-        "ID": Words(f"tables, as --list names them (default: all except {', '.join(hours)})", offers=lambda: TABLES),
-        "--list": Argument("flag", "show each table's state, rows and title, and exit"),
+        "ID": Words("tables (default: all of specbench's that do not take hours)", offers=lambda: TABLES),
+        "--list": Argument("flag", "show each table's state, rows and title, and which take hours, and exit"),
         "--model NAME": Argument("string", f"the target to measure (default: the table's own, mostly {DEFAULT_MODEL})"),
         "--n N": Argument("integer", "prompts per run (default: the table's own)", low=1),
         "--seeds N,N": Argument(

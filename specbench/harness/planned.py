@@ -138,7 +138,7 @@ def execute(
 
     Raises UsageError or RunError if runs failed, after the others are done.
     """
-    places = {run.folder: f"{plan.title}: line {i} of {len(plan.runs)}" for i, run in enumerate(plan.runs, 1)}
+    places = {run.folder: f"{plan.title}: run {i} of {len(plan.runs)}" for i, run in enumerate(plan.runs, 1)}
     failed: dict[str, Exception] = {}
 
     def finish(run: R, row: Callable[[], Mapping[str, Any]]) -> None:
@@ -156,7 +156,7 @@ def execute(
 
     together = [run for run in chosen if jobs > 1 and not run.timed]
     if together:
-        side_by_side = f"{plan.title}: {len(together)} lines, {jobs} at a time"
+        side_by_side = f"{plan.title}: {len(together)} runs, {jobs} at a time"
         say(f"{side_by_side}; specbench status {plan.home} shows their progress")
         _together(plan.title, together, work, finish, jobs)
     for run in chosen:
@@ -183,7 +183,7 @@ def _together(
     try:
         with (
             processes.pool(min(jobs, len(runs)), RunError(_DIED)) as pool,
-            tqdm(total=len(runs), desc=title, unit="line") as bar,
+            tqdm(total=len(runs), desc=title, unit="run") as bar,
         ):
             started = {pool.submit(_quietly, work, run): run for run in runs}
             for future in as_completed(started):
@@ -210,5 +210,5 @@ def _report(title: str, failed: Mapping[str, Exception], count: int) -> None:
     if failed:
         bad_input = all(isinstance(e, UsageError) for e in failed.values())
         raise (UsageError if bad_input else RunError)(
-            f"{len(failed)} of {count} lines of {title} failed ({'; '.join(failed)}); the same command tries them again"
+            f"{len(failed)} of {count} runs of {title} failed ({'; '.join(failed)}); the same command tries them again"
         )

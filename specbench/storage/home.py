@@ -31,6 +31,11 @@ def data_folder(name: str) -> Path:
     return home() / "data" / name
 
 
+def plan_file(key: str) -> Path:
+    """The file with what a configuration needs of a GPU, computed once by `tables --dry-run`."""
+    return home() / "plans" / f"{key}.json"
+
+
 def tiles_file(device: str) -> Path:
     """The file with the tiles into which the fused kernels divide their work, tuned once on a device of this name."""
     return home() / "tiles" / f"{re.sub('[^A-Za-z0-9]+', '-', device).strip('-')}.json"

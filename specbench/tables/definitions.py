@@ -274,7 +274,7 @@ class Table:
             stated = protocols.values(protocol, model, {})
             shared = {"protocol": protocol} | {name: value for name, value in shared.items() if name not in stated}
             own_batches = any("batch" in named(line.overrides or ()) for line in self.lines)
-            if table.timed is None and self.in_seconds and not own_batches:
+            if timed is None and self.in_seconds and not own_batches:
                 table = replace(table, timed=protocols.read(protocol).timed or PAPERS_TIMED)
         if n is not None:
             shared["n"] = str(n)

@@ -1,14 +1,16 @@
 """Dry runs: images to decode and existing ones, hours, disk, memory, downloads, and the commands in their order.
 
 Hours are those of the nearest measured steps (`bench.steps`). What is not known is reported as unknown. Nothing is
-loaded, fetched or written.
+loaded or fetched, and only the plans of configurations are written: `storage.home.plan_file`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ from specbench.errors import UsageError
 from specbench.harness.method import shape_of
 from specbench.harness.pipeline import check_engine
 from specbench.harness.planned import PlannedRun
-from specbench.storage.files import format_size
+from specbench.storage.files import format_size, sha256, write_atomically
+from specbench.storage.home import plan_file
 
 _MOST = 40  # maximum number of runs that are listed one by one
 _RECORD, _OF_TOKEN = 4000, 12  # maximum bytes of a record, besides its tokens; bytes per token
@@ -82,7 +85,7 @@ class Planner:
         key = make.__name__ + json.dumps(values, default=str, sort_keys=True)
         if key not in self._plans:
             try:
-                self._plans[key] = make(cfg)
+                self._plans[key] = make(cfg) if parameters.plugins_of(cfg) else _stored(key, lambda: make(cfg))
             except Exception:  # whatever a plug-in raises; nothing depends on these numbers
                 self._plans[key] = None
         return self._plans[key]
@@ -115,6 +118,25 @@ class Planner:
             return 1.0, [f"{method} without rows, taken as one token a step"]
         length = sum(length for _, length in rows) / len(rows)
         return length, [f"{method} {length:.3g} tokens a step in rows of {', '.join(name for name, _ in rows)}"]
+
+
+def _stored(key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """A plan that an earlier dry run computed with the same code, or a new one: it takes seconds."""
+    file = plan_file(sha256(f"{_code()} {key}", 16))
+    with suppress(OSError, ValueError):
+        stored: dict[str, Any] = json.loads(file.read_bytes())
+        return stored
+    plan = make()
+    with suppress(OSError):  # a folder that cannot be written
+        write_atomically(file, json.dumps(plan).encode())
+    return plan
+
+
+@cache
+def _code() -> str:
+    """A hash of the package's sources and configurations."""
+    files = [*Path(__file__).parents[1].rglob("*.py"), *parameters.conf_dir().rglob("*.yaml")]
+    return sha256("".join(sha256(path.read_bytes()) for path in sorted(files)))
 
 
 def _step(cfg: Mapping[str, Any], gb: float, device: str) -> MeasuredStep:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -67,9 +66,8 @@ class TableRun(PlannedRun):
 
     @property
     def name(self) -> str:
-        if not self.cell.model:
-            return self.label
-        return f"{self.label} on {self.cell}" + (", timed" if self.seconds else "")
+        where = f" on {self.cell}" if self.cell.model else ""
+        return f"{self.label}{where}" + (", timed" if self.seconds else "")
 
 
 Pair = tuple[TableRun, TableRun]  # A and B of a comparison
@@ -252,7 +250,8 @@ class TablePlan(Plan[TableRun]):
         if not need:  # no line has a run on this model
             others = "other models" if asked else "needs --model"
             state = "published only" if self.table.id in literature.available() else others
-        return f"{self.table.id:20} {state:14} {f'{have}/{need}':>5} rows  {self.table.title}"
+        hours = " (takes hours: only if named)" if self.table.on_request else ""
+        return f"{self.table.id:20} {state:14} {f'{have}/{need}':>5} rows  {self.table.title}{hours}"
 
 
 def pooled_row(runs: Sequence[TableRun], in_batches: bool = False) -> Row | None:
@@ -312,7 +311,7 @@ def plan(
     table = replace(table, tests=()) if len(seeds) > 1 else table
     home = runs / "tables" / ((table.matched and table.matched.lines_of) or table.id) / model
     rows = _rows(table, results)
-    todo = _plan(table.on(model, n, tuple(seeds), changes), home, {}, lambda run: rows.get(run.config_hash, ()))
+    todo = _plan(table.on(model, n, tuple(seeds), changes), home, {}, lambda run: rows(run.config_hash))
     given = {name: value for name, value in of_world(model, changes or {}).items() if name != "timed"}
     for name, value in given.items():
         if todo.runs and all(named(run.overrides).get(name) != value for run in todo.runs):
@@ -434,18 +433,30 @@ def _file_name(text: str) -> str:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def _rows(table: Table, results: Path) -> Mapping[str, list[Row]]:
-    """Candidates for the rows of its lines, by the hash of their configurations; the table's own rows are the last."""
+def _rows(table: Table, results: Path) -> Callable[[str], list[Row]]:
+    """Hash of a configuration -> candidates for its row; the table's own rows are the last."""
     own_file = store(table, results)
     if table.rows_of != "run":
-        files: list[Sequence[Row]] = [ROW_FILES[table.rows_of].read(own_file)]
+        own: Sequence[Row] = ROW_FILES[table.rows_of].read(own_file)
+        others: list[Path] = []
     else:
+        own = _read(own_file, state(own_file), True) if own_file.exists() else ()
         others = [path for path in sorted(results.glob("*.csv")) if path != own_file]
-        files = [_read(path, state(path), path == own_file) for path in (*others, own_file) if path.exists()]
-    by_hash: dict[str, list[Row]] = defaultdict(list)
-    for row in (row for rows in files for row in rows):
-        by_hash[row["config_hash"]].append(row)
-    return by_hash
+
+    def candidates(config_hash: str) -> list[Row]:
+        rows: list[Row] = []
+        for path in others:
+            if config_hash in _text(path, state(path)):  # to parse every file takes a second
+                rows += _read(path, state(path), False)
+        return [row for row in (*rows, *own) if row["config_hash"] == config_hash]
+
+    return candidates
+
+
+@cache
+def _text(path: Path, state: tuple[int, ...]) -> str:
+    """The content of a file in this state."""
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _own_rows(path: Path) -> list[Row]:

@@ -271,8 +271,10 @@ def test_without_a_protocol_nothing_changes() -> None:
     table = TABLES["coolsd_table1"]
     for model in ("llamagen_scenes", "mar_scenes"):  # a model of an embedded world keeps the table's small protocol
         words = overrides(table, table.lines[0], model) or []
-        assert {"n=24", "seed=0", "batch=1"} <= set(words)
+        assert {"n=1024", "seed=0", "batch=16"} <= set(words)
         assert not any(word.startswith("protocol=") for word in words)
+    assert table.on("llamagen_scenes").timed == 24
+    assert table.on("llamagen_xl").timed == 100
     assert configuration.compose()["protocol"] is None
     assert configuration.compose(["protocol=null"]) == configuration.compose()
     cfg = configuration.compose(_words("sjdpac_table1", "emu3"))  # equal measurements have equal hashes

@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from specbench.bench.shapes import DEVICE, Shapes, shapes
+from specbench.bench.shapes import Shapes
 from specbench.config import configuration, parameters
 from specbench.decoding.loop import Decoding
 
 pytest.importorskip("triton")
-from launch_counts import Launches, count_trajectory, launches
+from launch_counts import DEVICE, Launches, count_trajectory, launches, shapes
 from launch_counts import counted as counted_on_shapes
 
 REDUCED = ("model=llamagen_xl", "reduced=true")

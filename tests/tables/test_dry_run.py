@@ -18,7 +18,7 @@ from specbench.bench.rows import COLUMNS
 from specbench.bench.steps import MeasuredStep
 from specbench.cli.images import reference
 from specbench.cli.run import of_jobs
-from specbench.config import configuration
+from specbench.config import configuration, parameters
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.harness.planned import PlannedRun
@@ -128,6 +128,28 @@ def test_hours_are_images_times_steps(dry: Call, tmp_path: Path) -> None:
     assert Planner(tmp_path).hours(other, (1, 0), "cpu") == pytest.approx(256 * 10 / 3.6e6)
 
 
+def test_a_plan_is_computed_once(dry: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plug-in's model may change while its name and parameters stay."""
+    monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
+    made: list[str] = []
+
+    def counted(cfg: Any) -> dict[str, Any]:
+        made.append(cfg["method"])
+        return PLAN
+
+    monkeypatch.setattr(plan, "plan", counted)
+    cfg = configuration.compose(["method=sjd"])
+    assert [Planner(tmp_path).plan(cfg) for _ in range(2)] == [PLAN, PLAN]
+    assert Planner(tmp_path).plan(cfg.changed(seed=5)) == PLAN  # of the same shapes
+    assert made == ["sjd"]
+    Planner(tmp_path).plan(cfg.changed(batch=2))
+    assert made == ["sjd", "sjd"]
+    monkeypatch.setattr(parameters, "plugins_of", lambda cfg: ["mine 1.0"])
+    for _ in range(2):
+        Planner(tmp_path).plan(cfg)
+    assert made == ["sjd"] * 4
+
+
 def test_the_baseline_of_a_run_is_vanilla_with_one_token_a_pass() -> None:
     cfg = without_method(configuration.compose(["model=mar_scenes", "method=vanilla", "iterations=16"]))
     assert (cfg["method"], cfg["drafter"], cfg["iterations"]) == ("vanilla", "none", None)
@@ -211,7 +233,7 @@ def test_a_run_on_a_gpu_is_planned_without_a_gpu(dry: Call, monkeypatch: pytest.
         "specbench fetch model=llamagen_xl drafter=eagle_tree",
         "specbench fetch data=coco2017",
         "specbench fetch metrics=fid,clip_b32",
-        "specbench reference data=coco2017 images=/not/there/data/coco2017/val2017 metrics=fid",
+        "specbench reference data=coco2017 images=/dev/null/there/data/coco2017/val2017 metrics=fid",
         f"specbench run {shlex.join(words)} engine=graph",
     ]
     every = said(dry("run", "--dry-run", *words)[1])["time"]

@@ -116,10 +116,10 @@ def test_a_line_that_fails_does_not_stop_the_others(
 ) -> None:
     bad = TABLE.lines[4]
     assert bad.overrides
-    with pytest.raises(kind, match=f"1 of {len(TABLE.lines)} lines of {TABLE.id} failed") as raised:
+    with pytest.raises(kind, match=f"1 of {len(TABLE.lines)} runs of {TABLE.id} failed") as raised:
         tables(Bench(" ".join(bad.overrides), error), "--jobs", "2")
     assert bad.label in str(raised.value)
-    assert f"{TABLE.id}: line 5 of {len(TABLE.lines)}, {bad.label}{text}" in capsys.readouterr().err
+    assert f"{TABLE.id}: run 5 of {len(TABLE.lines)}, {bad.label}{text}" in capsys.readouterr().err
     assert len(rows(tmp_path)) == len(TABLE.lines) - 1
     tables(Bench(), "--jobs", "2")
     assert len(processes_of(tmp_path)) == len(rows(tmp_path)) == len(TABLE.lines)  # nothing ran twice
@@ -156,7 +156,7 @@ def test_lines_whose_seconds_are_measured_run_alone(
     tables: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also in a table that shows no seconds: another table may take them from its rows."""
-    timed = replace(TABLE, protocol=(*TABLE.protocol, "timing=true"))
+    timed = replace(TABLE, protocol=(*TABLE.protocol[:1], "timing=true"))
     monkeypatch.setattr(cli, "TABLES", {**TABLES, TABLE.id: timed})
     assert tables(Bench(), "--jobs", "3") == 0
     assert processes_of(tmp_path) == [str(os.getpid())] * len(TABLE.lines)
