@@ -98,7 +98,8 @@ $(DOCS): pyproject.toml constraints.txt
 
 $(REWARD)/.ready: pyproject.toml # the package's pins do not fit constraints.txt
 	"$(PYTHON)" -m venv $(REWARD)
-	"$(REWARD)/bin/python" -m pip install --quiet --editable '.[image-reward]' pytest
+	"$(REWARD)/bin/python" -m pip install --quiet uv pytest
+	. "$(REWARD)/bin/activate" && uv pip install -e '.[image-reward]'
 	@touch $@
 
 define install

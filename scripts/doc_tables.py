@@ -37,8 +37,8 @@ from specbench.tables.measure import TablePlan
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLING = ("cfg_scale", "temperature", "top_k", "top_p")
 #: From the worst one on, and the numbers of a row that they depend on.
-_VERDICTS = {"not lossless": "refuted", "undecided": "undecided", "lossless": "not refuted"}
-_OF_VERDICTS = ("p_value", "margin", "tv_high", "ks_high")
+_VERDICTS = {"not lossless": "refuted", "undecided": "undecided", "not refuted": "not refuted", "lossless": "lossless"}
+_OF_VERDICTS = ("p_value", "margin", "tv_high", "ks_high", "tv_exact", "emitted_tv")
 #: Of a published claim.
 _STATUSES = ("confirmed", "refuted", "mixed", "not confirmed", "untested")
 Row = Mapping[str, str]
@@ -302,7 +302,7 @@ def _least(rows: Sequence[Row]) -> str:
 def verdict(rows: Iterable[Mapping[str, Any]]) -> str:
     """The verdict over all rows of an audit's file together, with numbers as text or as numbers."""
     return verdicts.verdict(
-        {name: float(row[name]) if row[name] != "" else None for name in _OF_VERDICTS}
+        {name: float(row[name]) if row.get(name, "") != "" else None for name in _OF_VERDICTS}
         | {"T": int(row["T"]), "exercised": row.get("exercised", "")}
         for row in rows
     )

@@ -233,7 +233,8 @@ class AuditResult:
     @property
     def verdict(self) -> str:
         """The verdict over all rows: "not lossless" if this holds for a row; "undecided" if the p-value or the limit of
-        a row is inconclusive, or if no row exercised a part of the method; else "lossless"."""
+        a row is inconclusive, or if no row exercised a part of the method; else "lossless" if a row enumerated the
+        method's distribution; else "not refuted"."""
         from specbench.audit import verdicts
 
         return verdicts.verdict(self.rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specbench.audit import recipes
-from specbench.audit.thresholds import DOUBT, FURTHER, LEVEL, MARGIN
+from specbench.audit.thresholds import DOUBT, FURTHER, LEVEL, MARGIN, ROUNDING
 from specbench.config import plugins
 from specbench.config.parameter import Parameter
 
@@ -66,8 +66,9 @@ COLUMNS = {
     "tv_bound": "Cool-SD's Theorem 2 summed over all rounds; for chains sampled from the draft tables",
     "accepted_length": "draft tokens of the first draft that were accepted inside the sequence, plus one; mean",
     "accepted_length_expected": "its expectation by Theorem 2; for chains sampled from the draft tables",
-    "verdict": "not lossless: refuted by p_value; lossless: not refuted, tv_high (ks_high for continuous tokens) is\n"
-    "at most margin, p_value is not small, and every part in exercised occurred; undecided: neither",
+    "verdict": "not lossless: refuted by p_value, tv_exact or emitted_tv; not refuted: tv_high (ks_high for\n"
+    "continuous tokens) is at most margin, p_value is not small, and every part in exercised occurred; lossless:\n"
+    "the same, and tv_exact or emitted_tv is known and not above rounding; undecided: neither",
     "model": "tables, built-in or from a file, or a built-in model of continuous tokens",
     "accepted_length_low": "lower end of the 95 % confidence interval of accepted_length",
     "accepted_length_high": "its upper end",
@@ -78,6 +79,11 @@ COLUMNS = {
     "kl_exact": "KL(method || target) of whole sequences, in nats, enumerated; for the same chains",
     "kl_bound": "an upper bound of kl_exact: the sum over positions of the mean of log(largest emitted probability /\n"
     "target's); for the same chains",
+    "p_enumerated": "goodness of fit of the decoded sequences to the enumerated method, lossless or not; for the\n"
+    "same chains",
+    "emitted_tv": "the largest total variation, enumerated, between the distribution that the rule emits at a node\n"
+    "and the target's, over the visited nodes; for token-wise verification of drafts that were drawn as reported.\n"
+    f"Rounding in float32 is below {ROUNDING:g}",
     "drafter": "the drafter; if it needs a network, the model's drafter replaces it",
     "rule": "the acceptance rule",
     "variant": "the version of the method (docs/methods.md)",

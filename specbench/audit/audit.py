@@ -27,12 +27,14 @@ from specbench.audit.models import TabularModel
 from specbench.audit.rows import described
 from specbench.audit.tabular import TabularDrafter
 from specbench.audit.thresholds import MARGIN
-from specbench.audit.verdicts import Counted, Exercised, Progress, in_stages, of_first_draft
+from specbench.audit.verdicts import Counted, Exercised, LargestDistance, Progress, in_stages, of_first_draft
 from specbench.decoding.batch import Decoded
+from specbench.decoding.emitted import Emitted
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trace import Trace
+from specbench.decoding.verify.token import TokenWise
 from specbench.engine.graph import Eager
 from specbench.engine.ops import Kernels
 from specbench.engine.state import on_device
@@ -48,6 +50,8 @@ Subject = models.Subject | DensityPair
 CPU = torch.device("cpu")
 _AT_ONCE = 1 << 20  # entries of a tensor (rows, nodes, V): a few of these fit in the cache
 _MOST_ROWS = 1 << 15
+_ENUMERATED = 256  # sequences at whose nodes the emitted distribution is enumerated
+_MOST_TERMS = 1 << 9  # sequences of rejected candidates at a node, at most
 _DIED = "a process of the audit died, probably because memory ran out: use audit.workers=1"
 
 
@@ -156,7 +160,7 @@ class Method:
         per_step = length / torch.arange(length + 1, dtype=torch.float64).clamp_min(1)
         low, high = statistics.true_variation(even, odds, marginals)
         off = forbidden / samples
-        columns = {
+        columns: dict[str, Any] = {
             "V": model.vocab,
             "tv": min(1.0, off + statistics.largest_variation(all_counts, marginals)),
             "tv_low": low,
@@ -165,10 +169,20 @@ class Method:
             # a sequence that the grammar forbids belongs to no marginal
             "p_value": 0.0 if forbidden else statistics.goodness_of_fit(all_counts, marginals),
         }
+        columns["emitted_tv"] = self._emitted_variation(model, seed)
         if self.chain and isinstance(model, TabularModel) and not model.grams:
-            columns |= self._theorem(model, self.chain, marginals[0].probs, all_counts[0])
+            columns |= self._theorem(model, self.chain, marginals, all_counts)
         mean = float((torch.stack(steps).sum(0) * per_step).sum() / samples)
         return Counted(torch.stack(firsts).sum(0), mean, exercised, columns)
+
+    def _emitted_variation(self, model: models.Subject, seed: int) -> float | None:
+        """The largest exact total variation at a visited node, see `LargestDistance`."""
+        if not isinstance(self.config.verification, TokenWise) or self.config.drafter.shape.biased:
+            return None
+        keys = [(seed, i) for i in range(_ENUMERATED)]
+        largest = LargestDistance(Emitted(self.config.rule, None, draws=0, most=_MOST_TERMS))
+        self._decoded(replace(self.config, observer=largest), model.prompts(len(keys)), keys)
+        return largest.value
 
     def _decoded(self, config: DecoderConfig, prompts: Any, keys: list[tuple[int, int]]) -> Decoded[Trace]:
         """One sequence for each key (seed, number), on the CPU."""
@@ -178,9 +192,13 @@ class Method:
         out = decode(config, conditioning, RandomStreams(keys, self.device), engine)
         return replace(on_device(out, CPU), trace=on_device(out.trace, CPU))
 
-    def _theorem(self, model: TabularModel, window: int, target: Tensor, counts: Tensor) -> dict[str, Any]:
-        """The columns of Theorem 2, for chains sampled from the draft tables. target (V**T,): the distribution of
-        sequences; counts (V**T,): of the decoded sequences."""
+    def _theorem(
+        self, model: TabularModel, window: int, marginals: Sequence[statistics.Marginal], all_counts: Sequence[Tensor]
+    ) -> dict[str, Any]:
+        """The columns of Theorem 2, for chains sampled from the draft tables. marginals: the distribution of whole
+        sequences; all_counts: of the decoded ones."""
+        [whole], [counts] = marginals, all_counts
+        target = whole.probs
         sampling, rule = self.config.sampling, self.config.rule
         rule.open(CPU)  # it decoded on another device, and the tables are on the CPU
         filtered, drafts = ([sampling.probs(t.log()) for t in tables] for tables in (model.p, model.q))
@@ -194,6 +212,7 @@ class Method:
             "accepted_length_expected": chain.expected,
             "tv_exact": 0.5 * float((chain.probs - target).abs().sum()),
             "tv_unbiased": statistics.excess(counts, target, chain.probs > target),
+            "p_enumerated": statistics.goodness_of_fit([counts], [replace(whole, probs=chain.probs)]),
             "kl_exact": float(torch.xlogy(chain.probs, ratio).sum()),
             "kl_bound": chain.kl_bound,
         }

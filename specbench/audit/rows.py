@@ -10,7 +10,7 @@ from specbench.audit import densities, models, recipes, sizes, verdicts
 from specbench.audit.arguments import COLUMNS
 from specbench.audit.densities import DensityPair
 from specbench.audit.models import Subject
-from specbench.audit.thresholds import FURTHER
+from specbench.audit.thresholds import FURTHER, LEVEL, ROUNDING
 from specbench.audit.verdicts import REJECTION, Exercised
 from specbench.config import parameters
 
@@ -73,6 +73,11 @@ def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
                 f"p = {row['p_first']:.2g} of the first {first:,} sequences decides nothing, so {row['samples']:,} new"
                 f" ones were drawn; the row describes these: p = {row['p_value']:.2g}"
             )
+        if (p := row["p_enumerated"]) is not None and p < LEVEL:
+            sentences.append(
+                f"the decoded sequences do not have the enumerated distribution of the method (p = {p:.2g}): the loop"
+                " does not do what the rule defines"
+            )
         if row["verdict"] == "undecided":
             sentences += [*verdicts.doubts(row), *_unexercised(row)]
         settings = [word for word in row["parameters"].split() if word.split("=")[0] in (*sizes.SIZES, "temperature")]
@@ -123,13 +128,17 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
     for method, rule in dict.fromkeys((name_of(row), row["rule"]) for row in rows):
         selected = [row for row in rows if (name_of(row), row["rule"]) == (method, rule)]
         verdict = verdicts.verdict(selected)
-        biased = verdict == "not lossless"
-        limits = ["refuted" if biased else "not refuted"]
+        biased, limits = verdict == "not lossless", []
         if highs := [row["tv_high"] for row in selected if row["tv_high"] is not None]:
             above = f"{max(row['tv_low'] or 0.0 for row in selected):.4f} <= " if biased else ""
             limits.append(f"{above}TV <= {max(highs):.4f} at 95 %")
         if highs := [row["ks_high"] for row in selected if row["ks_high"] is not None]:
             limits.append(f"KS <= {max(highs):.4f} at 95 %")
+        known = [value for row in selected for value in verdicts.exact(row)]
+        if known and max(known) <= ROUNDING:
+            limits.append(f"TV <= {ROUNDING:g} where it was enumerated")
+        elif nodes := [row["emitted_tv"] for row in selected if row["emitted_tv"] is not None]:
+            limits.append(f"TV up to {max(nodes):.2g} at a node, enumerated")
         chains = [row for row in selected if row["kl_bound"] is not None]
         if chains and biased:
             far = max(chains, key=lambda row: row["kl_exact"])

@@ -47,26 +47,29 @@ class Marginal:
 
 def filtered(logits: Tensor, sampling: Sampling) -> Tensor:
     """The probabilities (n, V) float64 that `sampling` should give for guided logits (n, V). This is a second
-    implementation of the definition, so that a mistake in `Sampling` does not change its reference."""
+    implementation of the definition, so that a mistake in `Sampling` does not change its reference.
+
+    Which tokens stay is decided in float32, in the sampler's order of operations: in tables of round numbers, shares
+    and logits are often equal to a bound up to rounding.
+    """
     size = logits.shape[-1]
     if sampling.temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(-1), size).double()
     curve = sampling.entropy
-    probs = (logits.double() / (sampling.temperature if curve is None else 1)).softmax(-1)
-    ordered, index = probs.sort(dim=-1, descending=True, stable=True)
+    scaled = logits.float() / (sampling.temperature if curve is None else 1)
+    ordered, index = scaled.sort(dim=-1, descending=True, stable=True)
+    stays = torch.ones_like(ordered, dtype=torch.bool)
     if sampling.top_k is not None:  # tokens that tie with the last one stay
-        ordered = torch.where(ordered >= ordered[:, [min(sampling.top_k, size) - 1]], ordered, 0.0)
-        ordered = ordered / ordered.sum(-1, keepdim=True)
+        stays = ordered >= ordered[:, [min(sampling.top_k, size) - 1]]
     if sampling.top_p < 1:  # the token that reaches the share stays
-        ordered = torch.where(ordered.cumsum(-1) - ordered <= sampling.top_p, ordered, 0.0)
-    probabilities = torch.zeros_like(probs).scatter(-1, index, ordered)
+        share = ordered.masked_fill(~stays, -torch.inf).softmax(-1)
+        stays = stays & (share.cumsum(-1) - share <= sampling.top_p)
+    stays = torch.zeros_like(stays).scatter(-1, index, stays)
     if sampling.top_n_sigma is not None:
-        remaining = torch.where(probabilities > 0, logits.double(), torch.nan)
-        sigma = remaining.square().nanmean(-1, keepdim=True).sqrt()
-        probabilities = torch.where(
-            remaining >= logits.amax(-1, keepdim=True) - sampling.top_n_sigma * sigma, probabilities, 0.0
-        )
-    probabilities = probabilities / probabilities.sum(-1, keepdim=True)
+        sigma = torch.where(stays & scaled.isfinite(), scaled, torch.nan).square().nanmean(-1, keepdim=True).sqrt()
+        stays &= scaled >= scaled.amax(-1, keepdim=True) - sampling.top_n_sigma * sigma
+    exponents = logits.double() / (sampling.temperature if curve is None else 1)
+    probabilities = exponents.masked_fill(~stays, -torch.inf).softmax(-1)
     if curve is None:
         return probabilities
     a, b, c = curve

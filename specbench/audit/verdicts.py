@@ -1,4 +1,4 @@
-"""What an audit counts in the sequences that it decodes, and the verdict that follows.
+"""What an audit enumerates and counts in the sequences that it decodes, and the verdict that follows.
 
 A verification rejects draft tokens, at every depth, and adds a bonus token to a draft that it accepted as a whole. A
 drafter reports its own parts (`Draft.parts`). Only events inside a sequence count.
@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.audit.thresholds import DOUBT, FURTHER, LEVEL
+from specbench.audit.thresholds import DOUBT, FURTHER, LEVEL, ROUNDING
+from specbench.decoding.emitted import Emitted
 from specbench.decoding.trace import StepStats
 from specbench.engine.ops import take
 
@@ -96,6 +97,32 @@ class Exercised(Counter[str]):
 
 
 @dataclass
+class LargestDistance:
+    """The largest total variation `value` between a node's emitted distribution and the target's, over the visited
+    nodes inside the sequences; None as long as no exact value is known. It observes the steps of discrete tokens, of a
+    method whose tokens are drawn from the distributions that its drafter reports.
+
+    emitted: with exact values only. The distribution is the rule's, given the distributions of the node (see
+    `decoding.emitted`). So this finds mistakes of the rule, whatever the drafts; whether the loop follows the rule is
+    for the sampled sequences to show.
+    """
+
+    emitted: Emitted
+    value: float | None = None
+
+    def __call__(self, stats: StepStats, total: int) -> None:
+        draft, verdict = stats.draft, stats.verdict
+        if not draft.tree.height or draft.unverified is not None or draft.parallel_positions is not None:
+            return
+        variation = self.emitted.step(draft, verdict, stats.target, stats.steps)[0]
+        depth = torch.arange(variation.shape[1], device=variation.device)
+        visited = (depth <= verdict.length[:, None]) & (depth < (total - stats.num_committed)[:, None])
+        known = variation[visited & stats.active[:, None] & ~variation.isnan()]
+        if len(known):
+            self.value = max(self.value or 0.0, float(known.max()))
+
+
+@dataclass
 class Counted:
     """Counts of decoded sequences of either kind. first (T + 1,) float64: histogram of the tokens accepted in the first
     step with a draft; per_step: mean of T / steps; columns: those that only rows of this kind have."""
@@ -122,11 +149,21 @@ def in_stages(measure: Callable[[range], dict[str, Any]], samples: int) -> dict[
 
 
 def verdict(rows: Iterable[_Row]) -> str:
-    """The verdict over all rows together: a part of the method must be exercised in only one of them."""
+    """The verdict over all rows together: a part of the method must be exercised in only one of them, and its
+    distribution enumerated in only one."""
     rows = list(rows)
-    if any(row["p_value"] < LEVEL for row in rows):
+    known = [value for row in rows for value in exact(row)]
+    if any(row["p_value"] < LEVEL for row in rows) or any(value > ROUNDING for value in known):
         return "not lossless"
-    return "undecided" if missing(rows) or any(any(doubts(row)) for row in rows) else "lossless"
+    if missing(rows) or any(any(doubts(row)) for row in rows):
+        return "undecided"
+    return "lossless" if known else "not refuted"
+
+
+def exact(row: _Row) -> list[float]:
+    """The exact total variations of a row, of whole sequences and of the distributions at a node. Rows of earlier
+    versions have only the first."""
+    return [row[name] for name in ("tv_exact", "emitted_tv") if row.get(name) is not None]
 
 
 def doubts(row: _Row) -> Iterator[str]:

@@ -38,9 +38,9 @@ def audit(line: CommandLine) -> int:
     tree, whatever the preset's shape. The models of real classes have random weights, caches, guidance (cfg_scale) and
     an image grammar, and drafters with random networks. For continuous tokens (method=cspd) the models are small
     diffusion heads that can be sampled without limit: the sequences are compared with as many of the target's own, and
-    the sampling is temperature and final_noise. A method is refuted if p_value is below 1e-05; below 0.001, ten times
-    as many sequences decide. A method with a part that was never used is undecided. The exit code is 0 whatever the
-    verdicts.
+    the sampling is temperature and final_noise. A method is refuted if p_value is below 1e-05, or if an enumerated
+    distribution differs from the target's; below 0.001, ten times as many sequences decide. A method with a part that
+    was never used is undecided. The exit code is 1 if a method is refuted.
 
       specbench audit method=sjd window=3 temperature=0.7
       specbench audit method=cool_sd delta=1.1 window=3 audit.tables=mine.npz out=mine.csv
@@ -51,10 +51,11 @@ def audit(line: CommandLine) -> int:
     from specbench.audit.rows import table
 
     wanted = plan.planned(line.others, line["--all"], line["--variants"])
-    print(table(list(plan.measured(wanted))))
+    rows = list(plan.measured(wanted))
+    print(table(rows))
     if wanted.out is not None:
         print(f"wrote {wanted.out}")
-    return 0
+    return FAILED if any(row["verdict"] == "not lossless" for row in rows) else 0
 
 
 _MOST = 10**6

@@ -114,12 +114,15 @@ class _Rejections:
         self.weight = torch.where(live, self.weight * sum_last(rejected), self.weight)
 
 
-def distributions(nodes: Nodes, rule: Rule, u: Tensor) -> Tensor:
-    """The distributions e (B, n, H, V). H is 1 if they are exact; else H is 2, for averages over two independent halves
-    of the draws of rejected tokens, with uniforms u (B, n, K, S), S even."""
+def distributions(nodes: Nodes, rule: Rule, u: Tensor, most: int = _EXACT) -> Tensor:
+    """The distributions e (B, n, H, V). H is 1 if they are exact: sums over at most `most` sequences of rejected
+    tokens. Else H is 2, for averages over two independent halves of the draws of rejected tokens, with uniforms u (B,
+    n, K, S), S even; without draws they are NaN."""
     siblings, vocab = nodes.tokens.shape[-1], nodes.p.shape[-1]
     followed = siblings - 1 + rule.residual_by_token if nodes.sampled else 0  # rejections after which the token counts
-    exact = vocab**followed <= _EXACT
+    exact = vocab**followed <= most
+    if not exact and not u.shape[-1]:
+        return torch.full_like(nodes.p.unsqueeze(2), torch.nan)
     now, e = _Rejections(nodes), torch.zeros_like(nodes.p.unsqueeze(2))
     for m in range(siblings):
         token, depth = nodes.tokens[:, :, m, None], nodes.depth.unsqueeze(2)
@@ -159,7 +162,8 @@ def _average(x: Tensor, exact: bool) -> Tensor:
 @dataclass(frozen=True)
 class Emitted:
     """The distance of the emitted distributions from the target's, step by step. draws: draws of rejected tokens per
-    node where their sum is not exact, rounded up to an even number.
+    node where their sum is not exact, rounded up to an even number; 0: only exact values, without `rng`. most: see
+    `distributions`.
 
     A divergence is convex in e, so the divergence of an average over draws is too large. With D(A), D(B) of two halves
     of the draws, 2 D(A and B) - (D(A) + D(B)) / 2 has no bias of second order in e; it can be slightly negative. It is
@@ -167,8 +171,9 @@ class Emitted:
     """
 
     rule: Rule
-    rng: RandomStreams
+    rng: RandomStreams | None
     draws: int
+    most: int = _EXACT
 
     def step(self, draft: Draft, verdict: VerificationResult, target: Distributions, step: Tensor) -> Tensor:
         """The measures (5, B, D + 1) of the nodes of the accepted path, the root first: the `distances`; the least
@@ -181,16 +186,18 @@ class Emitted:
         if self.rule.deterministic and not (tree.is_chain and sampled):
             return self._longest(verdict, target, measured=not sampled)
         draws = 2 * -(-self.draws // 2)
-        u = self.rng.uniform(step, EMITTED, tree.height, tree.width, draws)
+        numbers = len(path), tree.height, tree.width, draws
+        u = self.rng.uniform(step, EMITTED, *numbers[1:]) if self.rng and draws else target.p.new_zeros(numbers)
         measures = target.p.new_zeros(len(path), tree.height + 1, 5)
         measures[..., 4] = 1  # after a full draft e = p
         for depths, width in _groups(tree):
             rows, depth = _on_path(verdict.length, depths)
             siblings = width > 1 or self.rule.residual_by_token
-            most = max(1, _AT_ONCE // (target.p.shape[-1] * (draws if siblings else 1)))
-            for row, at_depth in zip(rows.split(most), depth.split(most), strict=True):
+            terms = (draws or self.most) if siblings else 1
+            at_once = max(1, _AT_ONCE // (target.p.shape[-1] * terms))
+            for row, at_depth in zip(rows.split(at_once), depth.split(at_once), strict=True):
                 nodes = _visited(draft, target.p, row, path[row, at_depth], width)
-                e = distributions(nodes, self.rule, u[row, at_depth, :width].unsqueeze(1))
+                e = distributions(nodes, self.rule, u[row, at_depth, :width].unsqueeze(1), self.most)
                 further = torch.stack([self._least(nodes), largest_ratio(nodes.p, e.mean(2))])
                 measures[row, at_depth] = torch.cat([_corrected(nodes.p, e), further])[..., 0].T
         return measures.permute(2, 0, 1)

@@ -177,7 +177,7 @@ class Sampling:
             floor = logits.topk(self.top_k, dim=-1).values[..., -1:]
             logits = logits.masked_fill(logits < floor, -torch.inf)
         if self.top_p < 1:
-            ordered, index = logits.sort(dim=-1, descending=True)
+            ordered, index = logits.sort(dim=-1, descending=True, stable=True)
             p = ordered.softmax(-1)
             outside = (p.cumsum(-1) - p) > self.top_p  # keep the token that crosses the threshold
             logits = logits.masked_fill(torch.zeros_like(outside).scatter_(-1, index, outside), -torch.inf)

@@ -344,7 +344,7 @@ def test_the_audit_reports_the_reference_lengths(words: str, keys: tuple[str, ..
     tables, expected = reference("block_b", *keys)
     method = audit.assemble(configuration.compose(f"method={words}".split()), tables)
     row = audit.measure(method, tables, IMAGES, margin=1)
-    assert row["verdict"] == "lossless"
+    assert row["verdict"] == "not refuted"
     for column, mean, most in (
         ("tokens_per_step", expected["tokens_per_round_mean_of_ratios"], tables.length),
         ("accepted_length", expected["first_round_length"], len(expected["accepted_law"])),
