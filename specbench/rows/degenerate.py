@@ -141,9 +141,9 @@ def findings(images: Sequence[ImageFacts]) -> list[Finding]:
 
     Two images of different prompts with equal pixels are a problem, even if they are the only ones: the tokens of an
     image have hundreds of bits, so that no two samples coincide, and a model that decodes greedily still depends on its
-    prompt. Equal images of one prompt are not a problem, since an engine may decode greedily and ignore the seed.
-    Prompts that differ only in case and white space count as one, because text encoders read them as one. Without any
-    prompt, only a set of equal images is a problem, since a folder may contain copies.
+    prompt. Equal images of one prompt are only a remark: greedy decoding gives them, and so does an engine or a method
+    that ignores the seed. Prompts that differ only in case and white space count as one, because text encoders read
+    them as one. Without any prompt, only a set of equal images is a problem, since a folder may contain copies.
     """
     n, result = len(images), []
     rest = list(range(n))
@@ -158,9 +158,13 @@ def findings(images: Sequence[ImageFacts]) -> list[Finding]:
     if small := _small(images):
         result.append(small)
     if any(image.prompt for image in images):
-        if copies := frozenset(_shared(images, rest)):
+        equal = _equal(images, rest)
+        if copies := frozenset(i for group in equal if len(set(group.values())) > 1 for i in group):
             text = f"{len(copies)} of {n} images equal the image of another prompt to the pixel"
             result.append(Finding(text, copies))
+        if copies := frozenset(i for group in equal if len(set(group.values())) == 1 for i in group):
+            text = f"{len(copies)} of {n} images equal another image of their prompt to the pixel: is the seed ignored?"
+            result.append(Finding(text, copies, degenerate=False))
     elif n > 1 and len(rest) == n and len({image.digest for image in images} - {None}) == 1:
         result.append(Finding(f"all {n} images are equal to the pixel", frozenset(rest)))
     return result
@@ -176,13 +180,13 @@ def _small(images: Sequence[ImageFacts]) -> Finding | None:
     return Finding(f"{len(small)} of {len(images)} images {what}", frozenset(small), degenerate=False)
 
 
-def _shared(images: Sequence[ImageFacts], among: Sequence[int]) -> list[int]:
-    """The images that equal another prompt's image to the pixel."""
+def _equal(images: Sequence[ImageFacts], among: Sequence[int]) -> list[dict[int, str]]:
+    """The sets of images that are equal to the pixel, each image with its prompt."""
     by_digest: dict[str, dict[int, str]] = defaultdict(dict)
     for i in among:
         if digest := images[i].digest:
             by_digest[digest][i] = " ".join(images[i].prompt.casefold().split())
-    return [i for sharing in by_digest.values() if len(set(sharing.values())) > 1 for i in sharing]
+    return [group for group in by_digest.values() if len(group) > 1]
 
 
 def of_records(records: Sequence[Record]) -> list[Finding]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import tiny
@@ -11,8 +13,9 @@ import torch
 from specbench.audit.tabular import TabularDrafter, TabularTarget, codes, random_tables, sequence_probs
 from specbench.audit.theorem import chain_statistics
 from specbench.decoding import rules, trees
+from specbench.decoding.batch import decode_stream
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import DecoderConfig, decode
+from specbench.decoding.loop import DecoderConfig, Decoding, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, parse
@@ -143,6 +146,38 @@ def test_the_papers_schedule():
     assert sum(exponential) / 5 == pytest.approx(1.1)
     assert sum(linear) / 5 == pytest.approx(1.1)
     assert min(rules.cool_schedule(1.1, 5, 0.7, "exponential", floor=1.0)) == 1.0
+
+
+def test_the_seconds_of_an_image_include_its_prefill_and_its_drafters(monkeypatch):
+    """Time stands still but in the prefills: 100 s of the target and 10 s of the drafter, and 1 s of each pass."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    class Target(TabularTarget):
+        def open(self, *arguments):
+            now[0] += 100
+            session = super().open(*arguments)
+            forward = session.forward
+
+            def one_second(*inputs):
+                now[0] += 1
+                return forward(*inputs)
+
+            session.forward = one_second
+            return session
+
+    class Drafter(TabularDrafter):
+        def open(self, *arguments):
+            now[0] += 10
+            return super().open(*arguments)
+
+    config = DecoderConfig(Target(P), Drafter(Q, chain_paths(2)), rules.exact(), PLAIN)
+    out = decode(config, None, tiny.rng(3))
+    assert out.seconds == 110 + float(out.steps.max())
+    results = decode_stream(partial(Decoding, config), lambda which: None, lambda which: tiny.rng(len(which)), 5, 3)
+    seconds = [result.seconds for _, result in results]
+    assert sum(seconds) == now[0] - out.seconds
+    assert sum(seconds) > 2 * 110
 
 
 def test_numbers_for_several_purposes_at_once_equal_separate_ones() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from commands import row_of
 from fake_pipeline import FakePipeline
 
@@ -15,6 +16,7 @@ from specbench import data
 from specbench.compare import comparison, passes
 from specbench.config import configuration, indices
 from specbench.config.parameter import PROMPTS
+from specbench.decoding.rng import RandomStreams
 from specbench.errors import UsageError
 from specbench.harness import pairing, run, status
 from specbench.metrics import ASSETS, Score, ScoringContext
@@ -58,6 +60,14 @@ def test_an_images_number_depends_only_on_its_prompt_and_repeat() -> None:
         configuration.compose(["n=100000", "images_per_prompt=11"])
     cfg = configuration.compose([])
     assert cfg["images_per_prompt"] == 1
+
+
+def test_no_two_images_share_their_random_numbers() -> None:
+    """Of one prompt, of two prompts, or of two seeds, such as image 1 of seed 0 and image 0 of seed 1."""
+    of_run = indices.of_run({"n": 50, "images_per_prompt": 8, "shard": None})
+    streams = RandomStreams([(seed, index) for seed in (0, 1, 2, 49, 2**20) for index in of_run])
+    first = streams.uniform(torch.zeros(len(streams), dtype=torch.int64), 0, 4)
+    assert len({tuple(numbers) for numbers in first.tolist()}) == len(streams)
 
 
 def test_the_first_images_equal_a_run_with_one_image_per_prompt(four: Path, tmp_path: Path) -> None:

@@ -41,7 +41,10 @@ def remarks(prompts: list[str], digests: list[str | None], contrast: int | None 
 
 
 def test_equal_and_flat_images() -> None:
-    assert remarks(["a cat", "A  cat ", "a dog"], ["x", "x", "y"]) == []  # one prompt for every text encoder
+    [equal] = remarks(["a cat", "A  cat ", "a dog"], ["x", "x", "y"])  # one prompt for every text encoder
+    assert re.match("2 of 3 images equal another image of their prompt ", equal)
+    same = findings([ImageFacts("a cat", "x", 99, (64, 64))] * 2)
+    assert [finding.degenerate for finding in same] == [False]  # greedy decoding gives them, too
     [equal] = remarks(["a", "b", "b", "c"], ["x", "x", "x", "y"])
     assert equal.startswith("3 of 4 images equal ")
     assert remarks(["a", "b"], [None, None], None) == []  # unknown
