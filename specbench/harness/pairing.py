@@ -10,6 +10,7 @@ from typing import Any
 from specbench import data
 from specbench.config import indices, registry
 from specbench.errors import UsageError
+from specbench.storage import image_files
 
 
 @dataclass(frozen=True)
@@ -56,27 +57,33 @@ def pair(
 
 
 def _pair_by_name(paths: list[Path], items: Sequence[data.Item], partial: bool) -> Pairs:
-    """Pairs each item with the images whose files have its id, or the name of its real image (see `_name`), in the
-    order of the items. An item with several images appears once for each, with the index of that image (see
-    `config.indices`).
+    """Pairs each item with its images, in the order of the items. An item with several images appears once for each,
+    with the index of that image (see `config.indices`).
 
-    UsageError names images without a prompt, prompts without an image, and two images of the same prompt and number.
+    An image of a run states its prompt (`image_files.Made`). Any other image belongs to the item whose id, or whose
+    real image, has the name of the file (see `_name`). UsageError names images without a prompt, prompts without an
+    image, and two images of the same prompt and number.
     """
     known = {item.id: item for item in items}
     for item in items:
         if item.reference:
             known.setdefault(Path(item.reference).stem, item)
+    # GenEval's overview of the samples is no image of a prompt.
+    paths = [path for path in paths if path.name != "grid.png" or not (path.parent / "samples").is_dir()]
+    made = {path: fact for path in paths if (fact := image_files.made(path))}
+    ids: dict[str, list[str]] = {}  # by the text of the prompt
+    for item in items:
+        ids.setdefault(item.prompt, []).append(item.id)
+    names = {path: _stated(made.get(path), known, ids) or _name(path, known) for path in paths}
     matches: dict[int, dict[int, Path]] = {}
     unmatched = []
-    for path in paths:
-        if path.name == "grid.png" and (path.parent / "samples").is_dir():
-            continue  # GenEval's overview of the samples
-        name, repeat = _name(path, known)
+    for path, (name, repeat) in names.items():
         if name not in known:
             unmatched.append(path.name)
         elif (other := matches.setdefault(known[name].index, {}).setdefault(repeat, path)) is not path:
-            raise UsageError(f"{other} and {path} both have the name of prompt {known[name].id}; keep one of them")
+            raise UsageError(f"{other} and {path} are both image {repeat} of prompt {known[name].id}; keep one of them")
     missing = [item.id for item in items if item.index not in matches]
+    offset = "" if made or not (unmatched or missing) else _offset(paths, known)
     faults = []
     if unmatched:
         faults.append(f"no prompt has the id of {listed(unmatched, 'images')}")
@@ -85,12 +92,40 @@ def _pair_by_name(paths: list[Path], items: Sequence[data.Item], partial: bool) 
     if faults:
         raise UsageError(
             f"{' and '.join(faults)}: name each image by the id of its prompt, and give the prompts of these images"
-            + (" (or partial=true)" if not unmatched and matches else "")
+            + (f"; {offset}" if offset else " (or partial=true)" if not unmatched and matches else "")
         )
-    remark = f"{len(missing)} of {len(items)} prompts have no image" if missing else ""
+    remarks = [f"{len(missing)} of {len(items)} prompts have no image", offset] if missing else []
     paired = [(item, image) for item in items for image in sorted(matches.get(item.index, {}).items())]
+    if others := sum(path in made and made[path].prompt != item.prompt for item, (_, path) in paired):
+        remarks.append(f"{others} of {len(paired)} images were decoded from another prompt than the one they are with")
     numbered = [replace(item, index=item.index + number * indices.STRIDE) for item, (number, _) in paired]
-    return Pairs([path for _, (_, path) in paired], numbered, remark)
+    return Pairs([path for _, (_, path) in paired], numbered, "; ".join(filter(None, remarks)))
+
+
+def _stated(
+    made: image_files.Made | None, known: Collection[str], ids: Mapping[str, Sequence[str]]
+) -> tuple[str, int] | None:
+    """The id of the prompt that an image states, and its number; None if it states none of these prompts. If these
+    prompts are numbered differently, the one with the stated text counts; ids: of the prompts with each text."""
+    if made is None:
+        return None
+    same = ids.get(made.prompt, [])
+    if made.id not in same and len(same) == 1:
+        return same[0], made.number
+    return (made.id, made.number) if made.id in known else None
+
+
+def _offset(paths: Sequence[Path], known: Mapping[str, data.Item]) -> str:
+    """Says that every image has a prompt if its number is raised or lowered by one; "" if that is not so."""
+    for by, direction in ((1, "raised"), (-1, "lowered")):
+        shifted = {str(int(name) - by): item for name, item in known.items() if name.isdecimal()}
+        if all(_name(path, shifted)[0] in shifted for path in paths):
+            return (
+                f"every image also fits a prompt if its number is {direction} by one: check that images and prompts"
+                " are counted from the same number (lines of a text file are counted from 1; a file with ids counts as"
+                " you wish)"
+            )
+    return ""
 
 
 def _name(path: Path, known: Collection[str]) -> tuple[str, int]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 
 from specbench.errors import UsageError, plain
 
@@ -17,6 +21,7 @@ NARROWEST = 1000  # maximum ratio of the longer side to the shorter one, which s
 #: The supported formats and their file name extensions. (Some formats of Pillow start other programs.)
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+_TEXT = "specbench"  # keyword of the text in a PNG that a run writes
 
 
 def read(path: Path) -> np.ndarray:
@@ -69,6 +74,35 @@ def _rgb(image: Image.Image) -> Image.Image:
         opaque = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", opaque.size, (255, 255, 255, 255)), opaque).convert("RGB")
     return image.convert("RGB")
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a run states in each PNG that it writes: the id and the text of its prompt, and the number of the image
+    among the images of that prompt, from 0 on. So an image keeps its prompt when it is copied or renamed."""
+
+    id: str
+    prompt: str
+    number: int
+
+
+def png(image: np.ndarray, made: Made) -> bytes:
+    """An image (H, W, 3) uint8 as the bytes of a PNG file."""
+    encoded, info = io.BytesIO(), PngImagePlugin.PngInfo()
+    info.add_itxt(_TEXT, json.dumps(asdict(made), ensure_ascii=False))
+    Image.fromarray(image).save(encoded, "PNG", pnginfo=info)
+    return encoded.getvalue()
+
+
+def made(path: Path) -> Made | None:
+    """What the run that wrote an image states in it; None for any other file. Does not decode the image."""
+    with suppress(Exception):  # a damaged image is reported when it is read
+        if path.suffix.lower() == ".png" and path.is_file():
+            with Image.open(path, formats=("PNG",)) as opened:
+                match json.loads(opened.info[_TEXT]):
+                    case {"id": str(name), "prompt": str(prompt), "number": int(number)} if number >= 0:
+                        return Made(name, prompt, number)
+    return None
 
 
 def find(folder: Path) -> list[Path]:

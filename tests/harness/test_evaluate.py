@@ -147,6 +147,46 @@ def test_partial_accepts_some_of_the_images(call: Call, folder: Path) -> None:
     assert "id of 5 images" in call(*WORDS, "partial=true")[2]
 
 
+def test_images_of_a_run_keep_their_prompts(call: Call, tmp_path: Path) -> None:
+    """Files are numbered from 0, lines of a text file from 1. The images of a shard got the prompts before theirs."""
+    (tmp_path / "lines.txt").write_text("\n".join(CAPTIONS))
+    cfg = ["data=prompts", f"prompts={tmp_path}/lines.txt", "metrics=none", f"n={N}", "baseline=false", "device=cpu"]
+    run.run(configuration.compose([*cfg, "shard=2/2", "images_per_prompt=2"]), tmp_path / "shard", loader=Large)
+    shutil.copytree("shard/images", "copied")
+    Path("copied/00001.png").rename("copied/first.png")
+    write_prompts(tmp_path / "from_0.tsv", dict(enumerate(CAPTIONS)))  # other numbers, the same prompts
+    wanted = [(CAPTIONS[i], f"{i:05d}{end}") for i in (1, 3, 5) for end in ("", "-1")]
+    cases = [("shard/images", "lines.txt"), ("copied", "lines.txt"), ("shard/images", "from_0.tsv")]
+    for folder, prompts in cases:
+        out = f"{folder[:5]}_{prompts}"
+        words = (folder, f"prompts={prompts}", "partial=true", "metrics=scenes_clip", f"out={out}")
+        assert call(*words)[0] == 0
+        files = [(cell["prompt"], Path(cell["file"]).stem) for cell in cells_of(f"{out}/pictures.csv")]
+        assert [(prompt, stem.replace("first", "00001")) for prompt, stem in files] == wanted
+        assert "another prompt" not in row_of(out)["note"]
+    others = [scenes.sample("validation", N + i).caption for i in range(N)]  # the same ids
+    (tmp_path / "lines.txt").write_text("\n".join(others))
+    assert call("copied", "prompts=lines.txt", "partial=true", "metrics=scenes_clip", "out=others")[0] == 0
+    assert "6 of 6 images were decoded from another prompt" in row_of("others")["note"]
+    assert [cell["id"] for cell in cells_of("others/pictures.csv")] == ["2", "2", "4", "4", "6", "6"]
+
+
+def test_an_offset_of_one_is_named(call: Call, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "lines.txt").write_text("\n".join(CAPTIONS))
+    words = ("pictures", "prompts=lines.txt", "metrics=scenes_clip")
+    whole = refused(call, *words)  # 0 to 5 and 1 to 6
+    assert ("raised by one" in whole, "partial" in whole) == (True, False)
+    (folder / "0.png").unlink()
+    part = refused(call, *words)  # 1 to 5 fit the prompts of both numbers
+    assert ("raised by one" in part, "partial" in part) == (True, False)
+    assert call(*words, "partial=true", "out=some")[0] == 0
+    assert "raised by one" in row_of("some")["note"]
+    write_prompts(tmp_path / "prompts.tsv", {i - 1: text for i, text in enumerate(CAPTIONS, 1)} | {9: "x"})
+    for path in sorted(folder.iterdir(), reverse=True):
+        path.rename(folder / f"{int(path.stem) + 1}-0.png")  # 2 to 6
+    assert "lowered by one" in refused(call, *WORDS)
+
+
 def test_names_of_the_real_images_pair_too(call: Call, folder: Path, tmp_path: Path) -> None:
     """COCO's images have names from their file names at least as often as from their ids."""
     ids = [139 + i for i in range(N)]
