@@ -34,7 +34,7 @@ from specbench.rows.provenance import new_run_id
 from specbench.rows.scores import ScoreJournal, ScoreLine, images_fingerprint, notes, score_columns
 from specbench.storage import home, image_files
 from specbench.storage.csv_text import csv_text
-from specbench.storage.files import is_temporary, locked, sha256, sha256_file, write_atomically
+from specbench.storage.files import is_temporary, locked, sha256, sha256_if_readable, write_atomically
 from specbench.storage.image_files import ImageFiles
 from specbench.storage.reading import read_json
 
@@ -245,7 +245,7 @@ class _CachedFiles(ImageFiles):
     def __init__(self, paths: Sequence[Path], cache: Path) -> None:
         super().__init__(paths)
         self._cache = cache
-        self.contents = [_content(path) for path in paths]
+        self.contents = [sha256_if_readable(path) for path in paths]
         self.digests: list[str | None] = [None] * len(paths)
         self.sizes: list[tuple[int, int] | None] = [None] * len(paths)
         self.contrasts: list[int | None] = [None] * len(paths)
@@ -268,13 +268,6 @@ class _CachedFiles(ImageFiles):
         rows = zip(self.contents, self.digests, self.sizes, self.contrasts, strict=True)
         cached = {content: [digest, *size, most] for content, digest, size, most in rows if content and digest and size}
         write_atomically(self._cache, json.dumps(cached).encode())
-
-
-def _content(path: Path) -> str | None:
-    with suppress(OSError):
-        if path.is_file():  # opening a pipe would block
-            return sha256_file(path)
-    return None
 
 
 def _columns(names: Iterable[str]) -> list[str]:

@@ -29,7 +29,7 @@ from specbench.metrics.compared import ComparedMetric
 from specbench.metrics.frechet import Moments
 from specbench.metrics.reference import ReferenceStatistics
 from specbench.storage import image_files
-from specbench.storage.files import sha256
+from specbench.storage.files import sha256, sha256_file, sha256_if_readable
 from specbench.storage.origin import commit
 from specbench.storage.package import __version__
 
@@ -49,7 +49,9 @@ class Folder:
         if len(self.names) < 2:
             what = f"are fewer than two images in {folder}" if folder.is_dir() else f"is no folder {folder}"
             raise UsageError(f"there {what}: give images= a folder with {', '.join(image_files.ENDINGS)} files")
-        lines = [f"{self._paths[name].stat().st_size} {name}\n" for name in self.names]
+        # Contents, because replaced images may have the same names, sizes and times. An unreadable one is reported when
+        # its features are computed.
+        lines = [f"{sha256_if_readable(self._paths[name])} {name}\n" for name in self.names]
         self.files = sha256("".join(lines))
 
     def blocks(self) -> Iterator[Images]:
@@ -73,7 +75,7 @@ class Archive:
             raise UsageError(f"{path}: 'arr_0' is {dtype} {list(shape)}, not images uint8 [N, H, W, 3]")
         self.shape = shape
         self.names = [f"{i:09d}" for i in range(shape[0])]
-        self.files = sha256(f"{path.stat().st_size} {self.name}\n")
+        self.files = sha256_file(path)
 
     def blocks(self) -> Iterator[Images]:
         n, image_shape = self.shape[0], self.shape[1:]
@@ -110,9 +112,9 @@ def _text(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
-#: Real images. name: of their folder or file; names: of the images; files: a hash that identifies them; blocks(): the
-#: images in the order of their names, in blocks; moments(metric): the mean (d,) and covariance (d, d) that are stored
-#: with the images, if they fit the metric's features, else None.
+#: Real images. name: of their folder or file; names: of the images; files: a hash of their names and contents;
+#: blocks(): the images in the order of their names, in blocks; moments(metric): the mean (d,) and covariance (d, d)
+#: that are stored with the images, if they fit the metric's features, else None.
 ReferenceSource = Folder | Archive
 
 
