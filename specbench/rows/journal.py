@@ -110,6 +110,7 @@ class Record:
     sha256: str  # of the pixels, row by row, as uint8 RGB
     session: str  # the process that decoded it, an entry of run.json
     timed: int | None = None  # number of its batch among the timed ones of its process, from 1; None: not timed
+    unread: int | None = None  # tokens at the end of the prompt that the model did not read; None: unknown
     # Its steps (`decoding.image_statistics`). Statistics of drafts are over the steps with a draft; None without
     # drafts.
     accepted_per_step: list[int]  # draft tokens accepted inside the image

@@ -127,6 +127,17 @@ def test_the_influence_of_a_prompt_is_the_sum_over_its_images() -> None:
     assert grouped[1] / 3 == pytest.approx(moved[:3].sum() / 7)
 
 
+def test_prompts_that_the_model_does_not_read_to_their_end_are_counted(tmp_path: Path) -> None:
+    """A prompt counts once. The fake model reads 40 words."""
+    (tmp_path / "p.txt").write_text("\n".join(" ".join(["word"] * n) for n in (39, 40, 41, 45)))
+    row = execute(tmp_path / "run", f"prompts={tmp_path}/p.txt", "n=4", "images_per_prompt=2")
+    assert "2 of 4 (up to 5 tokens)" in row["note"]
+    assert run.stored_outcome(tmp_path / "run").row["note"] == row["note"]
+    assert [r.unread for r in read_records(tmp_path / "run/baseline.jsonl")][:4] == [0, 0, 1, 5]
+    short = execute(tmp_path / "run", f"prompts={tmp_path}/p.txt", "n=2", "images_per_prompt=2")
+    assert "tokens)" not in (short["note"] or "")
+
+
 def test_the_error_of_a_metric_is_over_prompts() -> None:
     metric = ScenesReward(ScoringContext(ASSETS, ASSETS), {})
     items = [data.Item(i, "", None, str(i % 3)) for i in range(12)]
