@@ -148,6 +148,7 @@ def reference(line: CommandLine) -> int:
             else:
                 made = real_images.compute_statistics(extractor, real, data or "", path)
                 print(f"{made.label}: {made.count} images by {made.cache_key} in {path}")
+                print("".join(f"note: {remark}\n" for remark in real.remarks), end="")
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped; the same command resumes") from None
     return 0

@@ -238,14 +238,19 @@ class _CachedFiles(ImageFiles):
     """Image files whose digests, sizes and contrasts are cached in the file `cache`, by the SHA-256 of each file, so
     that an image is decoded only to be scored.
 
-    digests, sizes (H, W), contrasts: of each image; None if it was never read. contents: the SHA-256 of each file; None
-    if it cannot be read, which is reported when it is scored.
+    digests, sizes (H, W), contrasts: of each image; None if it was never read. traits: see `image_files.traits`.
+    contents: the SHA-256 of each file, with its traits (other versions prepared such images in another way); None if
+    the file cannot be read, which is reported when it is scored.
     """
 
     def __init__(self, paths: Sequence[Path], cache: Path) -> None:
         super().__init__(paths)
         self._cache = cache
-        self.contents = [sha256_if_readable(path) for path in paths]
+        self.traits = [image_files.traits(path) for path in paths]
+        self.contents = [
+            digest and " ".join([digest, *traits])
+            for digest, traits in zip(map(sha256_if_readable, paths), self.traits, strict=True)
+        ]
         self.digests: list[str | None] = [None] * len(paths)
         self.sizes: list[tuple[int, int] | None] = [None] * len(paths)
         self.contrasts: list[int | None] = [None] * len(paths)
@@ -314,10 +319,9 @@ def _row(
     wrong = degenerate.findings([ImageFacts(item.prompt, sha, most, size) for item, sha, most, size in known])
     if None not in files.contrasts:
         row["degenerate_images"] = degenerate.count(wrong)
-    where = f"pictures from {folder.resolve()}"
-    return row | {
-        "note": "; ".join(filter(None, [where, pairs.remark, *(finding.text for finding in wrong), *notes(lines)]))
-    }
+    remarks = [f"pictures from {folder.resolve()}", pairs.remark, *image_files.remarks(files.traits)]
+    remarks += [*(finding.text for finding in wrong), *notes(lines)]
+    return row | {"note": "; ".join(filter(None, remarks))}
 
 
 def _per_image(

@@ -12,7 +12,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import IO
 
@@ -61,10 +61,16 @@ class Folder:
     def moments(self, metric: ComparedMetric) -> None:
         return None
 
+    @cached_property
+    def remarks(self) -> list[str]:
+        return image_files.remarks([image_files.traits(path) for path in self._paths.values()])
+
 
 class Archive:
     """The images arr_0 (N, H, W, 3) uint8 of an .npz, such as ADM's VIRTUAL_imagenet256_labeled.npz. If it also has mu
     and sigma, these are used: ADM's are from all training images of ImageNet, while arr_0 has 10,000 images."""
+
+    remarks: Sequence[str] = ()
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, _text(path.name)
@@ -114,7 +120,7 @@ def _text(name: str) -> str:
 
 #: Real images. name: of their folder or file; names: of the images; files: a hash of their names and contents;
 #: blocks(): the images in the order of their names, in blocks; moments(metric): the mean (d,) and covariance (d, d)
-#: that are stored with the images, if they fit the metric's features, else None.
+#: that are stored with the images, if they fit the metric's features, else None; remarks: on the images' files.
 ReferenceSource = Folder | Archive
 
 
@@ -174,6 +180,7 @@ def compute_statistics(metric: ComparedMetric, real: ReferenceSource, data: str,
         "folder": real.name,
         "images": n,
         "files": real.files,
+        "remarks": "; ".join(real.remarks),
         "moments": real.name if stored_moments else "",
         "cache_key": metric.cache_key,
         "crop": metric.options.get("crop"),

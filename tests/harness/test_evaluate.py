@@ -429,6 +429,24 @@ def test_errors_of_a_run_are_named(call: Call, finished: Path) -> None:
     assert "run/config.yaml" in call("run")[2]
 
 
+def test_images_with_transparency_are_counted_and_scored_again(call: Call, folder: Path, calls: list[int]) -> None:
+    """Other versions put them on white. Their cached digests and scores do not count."""
+    pixels = np.asarray(Image.open(folder / "3.png"))
+    assert call(*WORDS, "out=opaque")[0] == 0
+    Image.fromarray(np.dstack([pixels, np.zeros((64, 64), np.uint8)])).save(folder / "3.png")
+    assert call(*WORDS, "out=clear")[0] == 0
+    assert "1 of 6 images have transparency" in row_of("clear")["note"]
+    opaque, clear = (cells_of(f"{out}/pictures.csv")[3]["scenes_clip"] for out in ("opaque", "clear"))
+    assert clear == opaque
+    stored = json.loads(Path("clear/digests.json").read_text())
+    [special] = [name for name in stored if " " in name]
+    assert special.endswith(" alpha")
+    stored[special.split()[0]] = ["0" * 64, *stored.pop(special)[1:]]  # of a version that did not know
+    Path("clear/digests.json").write_text(json.dumps(stored))
+    assert call(*WORDS, "out=clear")[0] == 0
+    assert special in json.loads(Path("clear/digests.json").read_text())
+
+
 def test_degenerate_images_are_noted(call: Call, folder: Path) -> None:
     """Also if the scores are cached. In a folder without prompts, copies of a few images are not reported."""
     assert call(*WORDS, "out=fine")[0] == 0

@@ -134,6 +134,17 @@ def test_replaced_images_have_new_statistics(scorer: Fake, tmp_path: Path, endin
     assert scorer.calls[:3] == [2, 2, 2]  # the exchanged images, too: names choose the stored features
 
 
+def test_images_that_the_tools_prepare_in_a_special_way_are_counted(
+    scorer: Fake, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.new("RGBA", (8, 8), (1, 2, 3, 0)).save(folder / "clear.png")
+    assert cli.main(["reference", "data=coco2017", f"images={folder}", "device=cpu"]) == 0
+    assert "1 of 8 images have transparency" in capsys.readouterr().out
+    assert "1 of 8 images have transparency" in metrics.metric("fid", context(tmp_path)).against()
+    expected = np.random.default_rng((1 + 2 + 3) * 64).random(8)  # the colours below the transparency
+    assert np.abs(metrics.metric("fid", context(tmp_path)).reference.features - expected).max(1).min() < 1e-6
+
+
 def test_an_archive_of_the_same_size_has_new_statistics(scorer: Fake, tmp_path: Path) -> None:
     words = ["reference", f"images={tmp_path / 'real.npz'}", f"out={tmp_path / 'mine.npz'}", "device=cpu"]
     means = []
