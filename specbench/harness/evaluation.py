@@ -109,7 +109,7 @@ def _evaluate_images(folder: Path, arguments: dict[str, Any], partial: bool) -> 
         raise UsageError("no metrics are requested: name some with metrics=")
     context = metrics.scoring_context(cfg)
     reading = [name for name in cfg["metrics"] if metrics.metric(name, context).reads_prompt]
-    pairs = pair(paths, cfg, arguments, cfg["data"], reading, partial)
+    pairs = pair(folder, paths, cfg, arguments, cfg["data"], reading, partial)
     with _opened(out, folder) as run_id, _stop_message(out):
         prompts = {name: arguments[name] for name in (*_OF_PROMPTS, "data_dir", "n") if name in arguments}
         metadata = _Metadata(str(folder.resolve()), run_id, prompts)

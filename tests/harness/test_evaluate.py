@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import unicodedata
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -249,6 +250,24 @@ def test_a_file_in_the_folder_has_the_prompts(call: Call, folder: Path, calls: l
     assert re.search(r"pictures .*\b2 .*\(captions.txt, metadata.jsonl\).*prompts=", two)
     (folder / "metadata.jsonl").unlink()
     assert "1 prompt (6)" in refused(call, "pictures", "metrics=scenes_clip", "out=own")
+
+
+def test_names_with_folders_and_accents_pair(call: Call, folder: Path) -> None:
+    """As in Hugging Face's folders of images. Two folders may have the same names; a Mac decomposes an accent."""
+    names = ["train/0000.png", "test/0000.png", "train/é.png", "e\u0301 2.png", "deep/er/0.png", "0-1.png"]
+    for i, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / f"{i}.png").rename(folder / unicodedata.normalize("NFD" if i % 2 else "NFC", name))
+    rows = [f'{unicodedata.normalize("NFC", name)},"{text}"\n' for name, text in zip(names, CAPTIONS, strict=True)]
+    (folder / "metadata.csv").write_text("file_name,text\n" + "".join(reversed(rows)))
+    assert call("pictures", "metrics=scenes_clip,scenes_fid", "out=own")[0] == 0
+    row = row_of("own")
+    assert row["clip_score"] > 0.9
+    assert row["fid"] > 0
+    assert row["n"] == N
+    (folder / "metadata.csv").write_text("id,text\n" + "".join(row.replace(".png", "") for row in rows))
+    assert call("pictures", "metrics=scenes_clip", "out=stems")[0] == 0
+    assert row_of("stems")["clip_score"] == row["clip_score"]
 
 
 def test_absent_weights_leave_a_metric_empty(call: Call, folder: Path) -> None:

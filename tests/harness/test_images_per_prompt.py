@@ -151,13 +151,13 @@ def test_the_error_of_a_metric_is_over_prompts() -> None:
 def test_files_of_one_prompt_are_paired_with_it(tmp_path: Path) -> None:
     items = [data.Item(i, f"prompt {i}", None, str(i)) for i in range(3)]
     names = ["00000.png", "00000-1.png", "1-0.png", "0001-2.jpg", "0002/samples/0000.png", "0002/samples/0003.png"]
-    pairs = pairing._pair_by_name([Path(name) for name in names], items, partial=False)
+    pairs = pairing._pair_by_name(Path(), [Path(name) for name in names], items, partial=False)
     assert [path.as_posix() for path in pairs.paths] == names
     assert [(item.id, indices.repeat_of(item.index)) for item in pairs.items] == [
         ("0", 0), ("0", 1), ("1", 0), ("1", 2), ("2", 0), ("2", 3)
     ]  # fmt: skip
     (tmp_path / "00001/samples").mkdir(parents=True)
     paths = [tmp_path / "00001/grid.png", tmp_path / "00001/samples/0001.png"]
-    assert pairing._pair_by_name(paths, items, partial=True).paths == paths[1:]
+    assert pairing._pair_by_name(tmp_path, paths, items, partial=True).paths == paths[1:]
     with pytest.raises(UsageError, match="prompt 0"):
-        pairing._pair_by_name([Path("0.png"), Path("0-0.png")], items[:1], partial=False)
+        pairing._pair_by_name(Path(), [Path("0.png"), Path("0-0.png")], items[:1], partial=False)
