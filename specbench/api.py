@@ -269,8 +269,13 @@ class LoadedModel:
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         if not texts or not all(isinstance(text, str) for text in texts):
             raise UsageError("prompts must be a text or a list of texts")
+        from specbench.harness.log import say
+        from specbench.rows.remarks import unread_remarks
+
         cfg = {**configuration.compose(_overrides(method, {**self._values, **values, "seed": seed})), "batch": 1}
         pipeline = self._built(cfg)
+        for remark in unread_remarks(map(pipeline.unread_tokens, texts)):
+            say(remark)
         decoded = pipeline.decode(pipeline.encode(texts), [(seed, first + i) for i in range(len(texts))])
         pipeline.synchronize()
         tokens, steps, drafted, accepted = (

@@ -70,6 +70,10 @@ class FakePipeline:
     def encode(self, prompts: list[str]) -> list[str]:
         return prompts
 
+    def unread_tokens(self, prompt: str) -> int:
+        """It reads 40 words."""
+        return max(0, len(prompt.split()) - 40)
+
     def decode(self, conditioning: list[str], keys: list[tuple[int, int]]) -> Decoded:
         assert len(conditioning) == len(keys)
         time.sleep(self.delay * len(keys))

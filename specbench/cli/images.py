@@ -55,9 +55,10 @@ def evaluate(line: CommandLine) -> int:
     row.csv. Any other folder needs prompts, unless none of the metrics reads them: in a file prompts.*, captions.* or
     metadata.* in the folder, or by the arguments below. An image's file name, with or without its extension, is the id
     of its prompt (0007.png: 0007.png, 0007 or 7; for several images of a prompt 0007-1.png, or 0007/samples/0001.png as
-    in GenEval's code). out= will hold the row, the scores of each image and the cached scorer outputs, by image and
-    network: a further metric of the same network, or the same command after a stop, computes none again. Scores of
-    earlier metrics stay as long as the images are the same; changes are printed.
+    in GenEval's code). An image that a run decoded states its prompt itself. out= will hold the row, the scores of each
+    image and the cached scorer outputs, by image and network: a further metric of the same network, or the same command
+    after a stop, computes none again. Scores of earlier metrics stay as long as the images are the same; changes are
+    printed.
     """
     from specbench.config import configuration
     from specbench.harness.evaluation import evaluate
@@ -147,6 +148,7 @@ def reference(line: CommandLine) -> int:
             else:
                 made = real_images.compute_statistics(extractor, real, data or "", path)
                 print(f"{made.label}: {made.count} images by {made.cache_key} in {path}")
+                print("".join(f"note: {remark}\n" for remark in real.remarks), end="")
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped; the same command resumes") from None
     return 0

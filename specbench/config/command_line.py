@@ -10,6 +10,8 @@ from specbench.config.parameter import LONGEST
 from specbench.errors import UsageError
 
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+_VALUES = re.compile(rf"(?:\A|(?<=,))(?:\s*(?:{_QUOTED.pattern})\s*(?=,|\Z)|[^,]*)", re.DOTALL)  # between commas
+_FUNCTION = re.compile(r"\w+\(.*\)", re.DOTALL)  # of Hydra's grammar, such as choice(a,b)
 NO_TEXT = ("true", "false", "nan", "inf", "null")  # Hydra reads these as other values
 
 
@@ -59,19 +61,24 @@ def read(arguments: Sequence[str], multirun: bool = False, command_arguments: Co
             )
         if re.search(r"\d{400}", value):  # Python refuses to parse it
             raise UsageError(f"{key[:100]} has a number with hundreds of digits; use a smaller one")
-        if (
-            is_path(key)
-            and key not in command_arguments
-            and equals
-            and value not in ("", "null")
-            and not _QUOTED.fullmatch(value)
-        ):
+        if is_path(key) and key not in command_arguments and equals:
+            if multirun and (choice := re.fullmatch(r"choice\((.*)\)", value, re.DOTALL)):
+                value = choice[1]  # the same list, whose values Hydra would lose the quotes of
             several = multirun and key != "out" and "," in value
-            plain = re.fullmatch(r"[A-Za-z_./][\w./+-]*", value)
-            if not several and not (plain and value.isascii() and value.lower() not in NO_TEXT):
-                argument = f"{key}={quoted(value)}"
+            if not several:
+                argument = f"{key}={_as_text(value)}"
+            elif not _FUNCTION.fullmatch(value):
+                argument = f"{key}={','.join(map(_as_text, _VALUES.findall(value)))}"
         result.append(argument)
     return result
+
+
+def _as_text(path: str) -> str:
+    """A path in Hydra's grammar; quoted if it would be read as something else. null, a quoted and an empty one stay."""
+    if path.strip() in ("", "null") or _QUOTED.fullmatch(path.strip()):
+        return path
+    plain = re.fullmatch(r"[A-Za-z_./][\w./+-]*", path)
+    return path if plain and path.isascii() and path.lower() not in NO_TEXT else quoted(path)
 
 
 def is_path(key: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -74,13 +75,14 @@ def grid(overrides: Sequence[str], multirun: bool) -> list[Job]:
 
 
 def values(arguments: Sequence[str], known: Collection[str]) -> dict[str, Any]:
-    """The checked values of some parameters, without the rest of a configuration: `metrics=coco` gives the names.
+    """The checked values of some parameters, without the rest of a configuration: `metrics=coco` gives the names. A
+    list of names needs no brackets: `metrics=a,b`.
 
     Raises UsageError for a bad value, and for a parameter that is not in `known`.
     """
     with session():
         result: dict[str, Any] = {}
-        for o in _parse(command_line.read(arguments)):
+        for o in _parse(command_line.read([*map(_in_brackets, arguments)])):
             key = o.key_or_group
             if key not in known:
                 raise unknown("parameter", key, known)
@@ -94,6 +96,14 @@ def values(arguments: Sequence[str], known: Collection[str]) -> dict[str, Any]:
         result = {key: declared[key].checked(key, value) for key, value in result.items()}
         parameters.check_metrics(result.get("metrics", ()))
         return result
+
+
+def _in_brackets(argument: str) -> str:
+    """A list of names as Hydra writes it: metrics=a,b -> metrics=[a,b]."""
+    key, _, value = argument.partition("=")
+    parameter = parameters.table().get(key)
+    names = parameter is not None and parameter.kind == "names" and re.fullmatch(r"\s*\w+(\s*,\s*\w+)+\s*", value)
+    return f"{key}=[{value}]" if names else argument
 
 
 def swept(overrides: Sequence[str]) -> set[str]:
@@ -308,7 +318,12 @@ def _flat(overrides: Sequence[str]) -> dict[str, Any]:
     for o in arguments:
         _check_form(o)
         if o.is_sweep_override():
-            raise UsageError(f"'{o.input_line}' names several values: add -m to run one job for each")
+            parameter = parameters.table().get(o.key_or_group)
+            listed = parameter is not None and parameter.kind == "names"
+            raise UsageError(
+                f"'{o.input_line}' names several values: add -m to run one job for each"
+                + (f", or write {o.key_or_group}=[A,B] for all in one" if listed else "")
+            )
     chosen = [o for o in arguments if _is_choice(o)]
     cfg = _chosen(chosen)
     for o in arguments:

@@ -78,11 +78,13 @@ def _index(content: Any, path: Path) -> Any:
         if file in (".", "..") or "/" in file or "\\" in file:
             raise UsageError(f"{where}: its file_name is not a plain file name; fetch the file again")
     for number, annotation in annotations.items():
-        where, image_id = f"{path}, caption {number}", annotation.get("image_id")
+        where = f"{path}, caption {number}"
         if not isinstance(annotation.get("caption"), str):
             raise UsageError(f"{where}: it has no text; fetch the file again (captions, not instances)")
-        if type(image_id) is not int or image_id not in images:
-            raise UsageError(f"{where}: the file has no image {str(image_id)[:100]}; fetch it again")
+        image_id = _number(annotation.get("image_id"))
+        if image_id not in images:
+            raise UsageError(f"{where}: the file has no image {str(annotation.get('image_id'))[:100]}; fetch it again")
+        annotation["image_id"] = image_id
     coco = COCO()
     coco.dataset = {"images": [*images.values()], "annotations": [*annotations.values()]}
     with contextlib.redirect_stdout(io.StringIO()):  # createIndex prints
@@ -91,15 +93,26 @@ def _index(content: Any, path: Path) -> Any:
 
 
 def _by_id(content: Any, name: str, what: str, path: Path) -> dict[int, dict[str, Any]]:
-    """The entries of a list in the file, by their ids, which must be distinct integers."""
+    """The entries of a list in the file, by their ids, which must be distinct integers (see `_number`)."""
     entries = content.get(name) if isinstance(content, dict) else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise UsageError(f"{path} is not a COCO annotation file: it has no list of {name}; fetch it again")
     by_id: dict[int, dict[str, Any]] = {}
     for number, entry in enumerate(entries, 1):
-        if type(entry.get("id")) is not int:
-            raise UsageError(f"{path}: {what} number {number} has no id; fetch the file again")
-        if entry["id"] in by_id:
-            raise UsageError(f"{path}: the {what} id {entry['id']} occurs twice; fetch the file again")
-        by_id[entry["id"]] = entry
+        if (by := _number(entry.get("id"))) is None:
+            found = f"the id {str(entry['id'])[:100]!r}, which is no integer" if "id" in entry else "no id"
+            raise UsageError(f"{path}: {what} number {number} has {found}; fetch the file again")
+        if by in by_id:
+            raise UsageError(f"{path}: the {what} id {by} occurs twice; fetch the file again")
+        by_id[by] = {**entry, "id": by}
     return by_id
+
+
+def _number(value: object) -> int | None:
+    """An id as an integer; None if it is not one. Tools that rewrite the file also store 139 as "139", as
+    "000000000139" or as 139.0."""
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= 18:
+        return int(value)
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return value if type(value) is int else None

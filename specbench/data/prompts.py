@@ -30,6 +30,7 @@ from specbench.data import base
 from specbench.data.base import Item
 from specbench.errors import UsageError
 from specbench.storage import home
+from specbench.storage.csv_text import other_separator
 from specbench.storage.reading import parse_json, read_text
 
 #: Data set -> its file, in `data_dir` unless the package includes it.
@@ -92,7 +93,8 @@ def _table(text: str, path: Path, **dialect: Any) -> Iterator[Item]:
         )
         if prompt is None:
             if header:
-                raise UsageError(f"{where}: the header has no column prompt, caption or text ({_names(names)})")
+                reason = other_separator(header, COLUMNS) or f"no column prompt, caption or text ({_names(names)})"
+                raise UsageError(f"{where}: the header has {reason}")
             return
         for number, cells in enumerate(rows, 1):
             where = f"{path}, line {reader.line_num}"
@@ -155,6 +157,8 @@ def _entry(prompt: object, name: object, number: int, where: str) -> Item:
     """`number` is the id of an entry that has none."""
     if name is None or name == "":
         name = number
+    if isinstance(name, float) and name.is_integer():
+        name = int(name)  # as pandas writes a column of integers with a gap
     if isinstance(name, int) and not isinstance(name, bool):
         name = str(name)
     return Item(number, base.clean(prompt, where), None, base.clean(name, where, "id"))

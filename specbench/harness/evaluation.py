@@ -34,7 +34,7 @@ from specbench.rows.provenance import new_run_id
 from specbench.rows.scores import ScoreJournal, ScoreLine, images_fingerprint, notes, score_columns
 from specbench.storage import home, image_files
 from specbench.storage.csv_text import csv_text
-from specbench.storage.files import is_temporary, locked, sha256, sha256_file, write_atomically
+from specbench.storage.files import is_temporary, locked, sha256, sha256_if_readable, write_atomically
 from specbench.storage.image_files import ImageFiles
 from specbench.storage.reading import read_json
 
@@ -109,7 +109,7 @@ def _evaluate_images(folder: Path, arguments: dict[str, Any], partial: bool) -> 
         raise UsageError("no metrics are requested: name some with metrics=")
     context = metrics.scoring_context(cfg)
     reading = [name for name in cfg["metrics"] if metrics.metric(name, context).reads_prompt]
-    pairs = pair(paths, cfg, arguments, cfg["data"], reading, partial)
+    pairs = pair(folder, paths, cfg, arguments, cfg["data"], reading, partial)
     with _opened(out, folder) as run_id, _stop_message(out):
         prompts = {name: arguments[name] for name in (*_OF_PROMPTS, "data_dir", "n") if name in arguments}
         metadata = _Metadata(str(folder.resolve()), run_id, prompts)
@@ -238,14 +238,19 @@ class _CachedFiles(ImageFiles):
     """Image files whose digests, sizes and contrasts are cached in the file `cache`, by the SHA-256 of each file, so
     that an image is decoded only to be scored.
 
-    digests, sizes (H, W), contrasts: of each image; None if it was never read. contents: the SHA-256 of each file; None
-    if it cannot be read, which is reported when it is scored.
+    digests, sizes (H, W), contrasts: of each image; None if it was never read. traits: see `image_files.traits`.
+    contents: the SHA-256 of each file, with its traits (other versions prepared such images in another way); None if
+    the file cannot be read, which is reported when it is scored.
     """
 
     def __init__(self, paths: Sequence[Path], cache: Path) -> None:
         super().__init__(paths)
         self._cache = cache
-        self.contents = [_content(path) for path in paths]
+        self.traits = [image_files.traits(path) for path in paths]
+        self.contents = [
+            digest and " ".join([digest, *traits])
+            for digest, traits in zip(map(sha256_if_readable, paths), self.traits, strict=True)
+        ]
         self.digests: list[str | None] = [None] * len(paths)
         self.sizes: list[tuple[int, int] | None] = [None] * len(paths)
         self.contrasts: list[int | None] = [None] * len(paths)
@@ -268,13 +273,6 @@ class _CachedFiles(ImageFiles):
         rows = zip(self.contents, self.digests, self.sizes, self.contrasts, strict=True)
         cached = {content: [digest, *size, most] for content, digest, size, most in rows if content and digest and size}
         write_atomically(self._cache, json.dumps(cached).encode())
-
-
-def _content(path: Path) -> str | None:
-    with suppress(OSError):
-        if path.is_file():  # opening a pipe would block
-            return sha256_file(path)
-    return None
 
 
 def _columns(names: Iterable[str]) -> list[str]:
@@ -321,10 +319,9 @@ def _row(
     wrong = degenerate.findings([ImageFacts(item.prompt, sha, most, size) for item, sha, most, size in known])
     if None not in files.contrasts:
         row["degenerate_images"] = degenerate.count(wrong)
-    where = f"pictures from {folder.resolve()}"
-    return row | {
-        "note": "; ".join(filter(None, [where, pairs.remark, *(finding.text for finding in wrong), *notes(lines)]))
-    }
+    remarks = [f"pictures from {folder.resolve()}", pairs.remark, *image_files.remarks(files.traits)]
+    remarks += [*(finding.text for finding in wrong), *notes(lines)]
+    return row | {"note": "; ".join(filter(None, remarks))}
 
 
 def _per_image(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from specbench import data
 from specbench.config import indices, registry
 from specbench.errors import UsageError
+from specbench.storage import image_files
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Pairs:
 
 
 def pair(
+    folder: Path,
     paths: list[Path],
     cfg: Mapping[str, Any],
     requested: Collection[str],
@@ -33,6 +36,7 @@ def pair(
     match.
 
     Args:
+        folder, paths: the folder, and the images in it and its subfolders.
         cfg: values of the parameters of the prompts. requested: the names of the parameters that the user set.
         source: the data set; empty: no prompts.
         reading: the metrics that read prompts.
@@ -48,35 +52,41 @@ def pair(
         return Pairs(paths, unpaired)
     n = cfg["n"] if "n" in requested else len(paths) if registry.is_drawn(source) else None
     try:
-        return _pair_by_name(paths, data.load({**cfg, "n": n}), partial)
+        return _pair_by_name(folder, paths, data.load({**cfg, "n": n}), partial)
     except UsageError as e:
         if reading or "prompts" in requested:
             raise
         return Pairs(paths, unpaired, f"not paired with prompts, which no metric here reads ({e})")
 
 
-def _pair_by_name(paths: list[Path], items: Sequence[data.Item], partial: bool) -> Pairs:
-    """Pairs each item with the images whose files have its id, or the name of its real image (see `_name`), in the
-    order of the items. An item with several images appears once for each, with the index of that image (see
-    `config.indices`).
+def _pair_by_name(folder: Path, paths: list[Path], items: Sequence[data.Item], partial: bool) -> Pairs:
+    """Pairs each item with its images, in the order of the items. An item with several images appears once for each,
+    with the index of that image (see `config.indices`).
 
-    UsageError names images without a prompt, prompts without an image, and two images of the same prompt and number.
+    An image of a run states its prompt (`image_files.Made`). Any other image belongs to the item whose id, or whose
+    real image, has the name of the file (see `_name`). UsageError names images without a prompt, prompts without an
+    image, and two images of the same prompt and number.
     """
-    known = {item.id: item for item in items}
+    known = {_composed(item.id): item for item in items}
     for item in items:
         if item.reference:
-            known.setdefault(Path(item.reference).stem, item)
+            known.setdefault(_composed(Path(item.reference).stem), item)
+    # GenEval's overview of the samples is no image of a prompt.
+    paths = [path for path in paths if path.name != "grid.png" or not (path.parent / "samples").is_dir()]
+    made = {path: fact for path in paths if (fact := image_files.made(path))}
+    ids: dict[str, list[str]] = {}  # by the text of the prompt
+    for item in items:
+        ids.setdefault(item.prompt, []).append(item.id)
+    names = {path: _stated(made.get(path), known, ids) or _name(folder, path, known) for path in paths}
     matches: dict[int, dict[int, Path]] = {}
     unmatched = []
-    for path in paths:
-        if path.name == "grid.png" and (path.parent / "samples").is_dir():
-            continue  # GenEval's overview of the samples
-        name, repeat = _name(path, known)
+    for path, (name, repeat) in names.items():
         if name not in known:
             unmatched.append(path.name)
         elif (other := matches.setdefault(known[name].index, {}).setdefault(repeat, path)) is not path:
-            raise UsageError(f"{other} and {path} both have the name of prompt {known[name].id}; keep one of them")
+            raise UsageError(f"{other} and {path} are both image {repeat} of prompt {known[name].id}; keep one of them")
     missing = [item.id for item in items if item.index not in matches]
+    offset = "" if made or not (unmatched or missing) else _offset(folder, paths, known)
     faults = []
     if unmatched:
         faults.append(f"no prompt has the id of {listed(unmatched, 'images')}")
@@ -85,23 +95,59 @@ def _pair_by_name(paths: list[Path], items: Sequence[data.Item], partial: bool) 
     if faults:
         raise UsageError(
             f"{' and '.join(faults)}: name each image by the id of its prompt, and give the prompts of these images"
-            + (" (or partial=true)" if not unmatched and matches else "")
+            + (f"; {offset}" if offset else " (or partial=true)" if not unmatched and matches else "")
         )
-    remark = f"{len(missing)} of {len(items)} prompts have no image" if missing else ""
+    remarks = [f"{len(missing)} of {len(items)} prompts have no image", offset] if missing else []
     paired = [(item, image) for item in items for image in sorted(matches.get(item.index, {}).items())]
+    if others := sum(path in made and made[path].prompt != item.prompt for item, (_, path) in paired):
+        remarks.append(f"{others} of {len(paired)} images were decoded from another prompt than the one they are with")
     numbered = [replace(item, index=item.index + number * indices.STRIDE) for item, (number, _) in paired]
-    return Pairs([path for _, (_, path) in paired], numbered, remark)
+    return Pairs([path for _, (_, path) in paired], numbered, "; ".join(filter(None, remarks)))
 
 
-def _name(path: Path, known: Collection[str]) -> tuple[str, int]:
-    """The id in the name of an image, and the number of the image of that prompt: "7.png" or "0007.png", "7-3.png" for
-    its fourth image, and "0007/samples/0003.png" as in GenEval's code."""
+def _stated(
+    made: image_files.Made | None, known: Collection[str], ids: Mapping[str, Sequence[str]]
+) -> tuple[str, int] | None:
+    """The id of the prompt that an image states, and its number; None if it states none of these prompts. If these
+    prompts are numbered differently, the one with the stated text counts; ids: of the prompts with each text."""
+    if made is None:
+        return None
+    same = ids.get(made.prompt, [])
+    if made.id not in same and len(same) == 1:
+        return _composed(same[0]), made.number
+    return (_composed(made.id), made.number) if _composed(made.id) in known else None
+
+
+def _composed(name: str) -> str:
+    """A name with composed characters: some systems write the name of a file with decomposed ones (e and an accent)."""
+    return unicodedata.normalize("NFC", name)
+
+
+def _offset(folder: Path, paths: Sequence[Path], known: Mapping[str, data.Item]) -> str:
+    """Says that every image has a prompt if its number is raised or lowered by one; "" if that is not so."""
+    for by, direction in ((1, "raised"), (-1, "lowered")):
+        shifted = {str(int(name) - by): item for name, item in known.items() if name.isdecimal()}
+        if all(_name(folder, path, shifted)[0] in shifted for path in paths):
+            return (
+                f"every image also fits a prompt if its number is {direction} by one: check that images and prompts"
+                " are counted from the same number (lines of a text file are counted from 1; a file with ids counts as"
+                " you wish)"
+            )
+    return ""
+
+
+def _name(folder: Path, path: Path, known: Collection[str]) -> tuple[str, int]:
+    """The id in the name of an image in the folder, and the number of the image of that prompt: "7.png" or "0007.png",
+    "7-3.png" for its fourth image, "0007/samples/0003.png" as in GenEval's code, and a path such as "train/0007.png" as
+    in the metadata of Hugging Face's folders."""
 
     def plain(name: str) -> str:
         return name if name in known or not name.isdecimal() else str(int(name))
 
-    if path.name in known:
-        return path.name, 0
+    path = Path(_composed(str(path.relative_to(folder))))
+    for name in (path.as_posix(), path.with_suffix("").as_posix(), path.name):
+        if name in known:
+            return name, 0
     head, _, tail = path.stem.rpartition("-")
     if path.parent.name == "samples" and path.stem.isdecimal() and plain(path.parent.parent.name) in known:
         return plain(path.parent.parent.name), int(path.stem)

@@ -151,6 +151,12 @@ class BasePipeline(ABC):
     def encode(self, prompts: list[str]) -> Any:
         return self.model.encode(prompts)
 
+    def unread_tokens(self, prompt: str) -> int | None:
+        """The number of tokens at the end of a prompt that the model does not read; None if it does not say (a
+        plug-in's model need not)."""
+        count = getattr(self.model, "unread_tokens", None)
+        return None if count is None else int(count(prompt))
+
     @abstractmethod
     def images(self, conditioning: Any, rng: RandomStreams) -> BatchDecoding:
         """A decoding with one image per row of `rng`, to be executed step by step."""

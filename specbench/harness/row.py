@@ -15,7 +15,7 @@ from specbench.rows import degenerate, provenance, summary, timing
 from specbench.rows.columns import COLUMNS, stderr_of
 from specbench.rows.journal import Journal, Record
 from specbench.rows.provenance import RunMetadata
-from specbench.rows.remarks import emitted_remarks, measurement_remarks
+from specbench.rows.remarks import emitted_remarks, measurement_remarks, unread_remarks
 from specbench.rows.scores import ScoreLine, notes, score_columns
 
 
@@ -56,6 +56,7 @@ def row(
     columns |= score_columns(scores)
     columns |= _measured(config, columns, records, reference, again, metadata.run_id)
     remarks = measurement_remarks(config, sessions, columns) + emitted_remarks(config, records)
+    remarks += unread_remarks(record.unread for record in records if not indices.repeat_of(record.index))
     if metadata.smallest_batch:
         remarks.append(f"memory was too small: some images were decoded in batches of {metadata.smallest_batch}")
     wrong = degenerate.of_records(records)

@@ -254,6 +254,7 @@ class Worker:
                     sha256=pixel_digest(images[b]),
                     session=self.joined.name,
                     timed=timed,
+                    unread=pipeline.unread_tokens(item.prompt),
                     id=item.id,
                     category=item.kind,
                     done=time.time(),

@@ -94,7 +94,8 @@ class ComparedMetric(Metric):
         text += f" {reference.name}"
         if (reference_crop := reference.cache_key.partition(CROP)[2]) != crop:
             text += f" with crop {reference_crop or 'null'}, these with crop {crop or 'null'}"
-        return text
+        remarks = reference.provenance.get("remarks")
+        return text + (f" ({remarks})" if isinstance(remarks, str) and remarks.isprintable() and remarks else "")
 
     def features_of(self, outputs: np.ndarray) -> Tensor:
         """The features (N, width) float32 of a scorer's outputs."""

@@ -295,8 +295,9 @@ class InceptionScore(InceptionMetric):
 
         n, splits = len(outputs), self.options["splits"]
         backend = f"{self.cache_key}, {splits} splits"
-        if n < splits:
-            return (Score.unmeasured(f"an Inception Score in {splits} splits needs as many images", backend),)
+        if n < 2 * splits:  # an image alone equals the mean of its split, so that the score would be 1
+            reason = f"an Inception Score in {splits} splits needs two images per split, {2 * splits} in all"
+            return (Score.unmeasured(reason, backend),)
         logits = torch.from_numpy(outputs[order(outputs, items)][:, FEATURES:])
         statistics = isc_features_to_metric(logits, splits, shuffle=False)
         # torch-fidelity divides the squares by the number of splits; an unbiased estimate divides by one less

@@ -12,7 +12,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import IO
 
@@ -29,7 +29,7 @@ from specbench.metrics.compared import ComparedMetric
 from specbench.metrics.frechet import Moments
 from specbench.metrics.reference import ReferenceStatistics
 from specbench.storage import image_files
-from specbench.storage.files import sha256
+from specbench.storage.files import sha256, sha256_file, sha256_if_readable
 from specbench.storage.origin import commit
 from specbench.storage.package import __version__
 
@@ -49,7 +49,9 @@ class Folder:
         if len(self.names) < 2:
             what = f"are fewer than two images in {folder}" if folder.is_dir() else f"is no folder {folder}"
             raise UsageError(f"there {what}: give images= a folder with {', '.join(image_files.ENDINGS)} files")
-        lines = [f"{self._paths[name].stat().st_size} {name}\n" for name in self.names]
+        # Contents, because replaced images may have the same names, sizes and times. An unreadable one is reported when
+        # its features are computed.
+        lines = [f"{sha256_if_readable(self._paths[name])} {name}\n" for name in self.names]
         self.files = sha256("".join(lines))
 
     def blocks(self) -> Iterator[Images]:
@@ -59,10 +61,16 @@ class Folder:
     def moments(self, metric: ComparedMetric) -> None:
         return None
 
+    @cached_property
+    def remarks(self) -> list[str]:
+        return image_files.remarks([image_files.traits(path) for path in self._paths.values()])
+
 
 class Archive:
     """The images arr_0 (N, H, W, 3) uint8 of an .npz, such as ADM's VIRTUAL_imagenet256_labeled.npz. If it also has mu
     and sigma, these are used: ADM's are from all training images of ImageNet, while arr_0 has 10,000 images."""
+
+    remarks: Sequence[str] = ()
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, _text(path.name)
@@ -73,7 +81,7 @@ class Archive:
             raise UsageError(f"{path}: 'arr_0' is {dtype} {list(shape)}, not images uint8 [N, H, W, 3]")
         self.shape = shape
         self.names = [f"{i:09d}" for i in range(shape[0])]
-        self.files = sha256(f"{path.stat().st_size} {self.name}\n")
+        self.files = sha256_file(path)
 
     def blocks(self) -> Iterator[Images]:
         n, image_shape = self.shape[0], self.shape[1:]
@@ -110,9 +118,9 @@ def _text(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
-#: Real images. name: of their folder or file; names: of the images; files: a hash that identifies them; blocks(): the
-#: images in the order of their names, in blocks; moments(metric): the mean (d,) and covariance (d, d) that are stored
-#: with the images, if they fit the metric's features, else None.
+#: Real images. name: of their folder or file; names: of the images; files: a hash of their names and contents;
+#: blocks(): the images in the order of their names, in blocks; moments(metric): the mean (d,) and covariance (d, d)
+#: that are stored with the images, if they fit the metric's features, else None; remarks: on the images' files.
 ReferenceSource = Folder | Archive
 
 
@@ -172,6 +180,7 @@ def compute_statistics(metric: ComparedMetric, real: ReferenceSource, data: str,
         "folder": real.name,
         "images": n,
         "files": real.files,
+        "remarks": "; ".join(real.remarks),
         "moments": real.name if stored_moments else "",
         "cache_key": metric.cache_key,
         "crop": metric.options.get("crop"),

@@ -25,6 +25,7 @@ from specbench.metrics.base import (
     Scorer,
     ScoringContext,
     Unavailable,
+    cut_captions,
     not_below_zero,
 )
 from specbench.rows.shown import bias
@@ -196,9 +197,11 @@ class ScenesClip(EmbeddedMetric, MeanMetric):
         return not_below_zero(*super().score(outputs, items))
 
     def note(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> str:
-        if not all(map(of_classes, items)):
-            return ""
-        return "the prompts are names of classes, the model has seen whole captions: compare only such runs"
+        cut = sum(self.towers.text.unread(item.prompt) > 0 for item in items)
+        notes = [cut_captions(cut, len(items), self.towers.cfg.max_words)]
+        if all(map(of_classes, items)):
+            notes.append("the prompts are names of classes, the model has seen whole captions: compare only such runs")
+        return "; ".join(filter(None, notes))
 
 
 def readable(towers: TwoTower, caption: str) -> bool:

@@ -49,6 +49,10 @@ class TextEncoder(nn.Module):
         self.norm = nn.LayerNorm(cfg.dim)
         self.reader = nn.Linear(cfg.dim, cfg.classes)
 
+    def unread(self, caption: str) -> int:
+        """The number of words at the end of a caption that are cut off."""
+        return max(0, len(worlds.words(caption)) - self.cfg.max_words)
+
     def tokenize(self, captions: list[str]) -> Tensor:
         """Word ids (N, max_words) int64. All unknown words have the same id; longer captions are cut off."""
         out = torch.full((len(captions), self.cfg.max_words), PAD)

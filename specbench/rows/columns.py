@@ -260,5 +260,9 @@ NUMBERS = frozenset(
     + [k for k in _STATISTICS if k not in _STRINGS]
     + ["images", "resolution", "tokens", "degenerate_images", "threads"]
 )
+#: Columns of true and false.
+FLAGS = frozenset([k for k, p in parameters.table().items() if p.kind == "flag"] + ["timing_valid"]).intersection(
+    COLUMNS
+)
 #: Words that a column of numbers may contain. (In a row, n is always a number.)
 WORDS = {k: p.also for k, p in parameters.table().items() if p.also and k != "n"}

@@ -11,10 +11,12 @@ from filelock import FileLock
 
 from specbench.config import parameters
 from specbench.errors import UsageError, decimal
-from specbench.rows.columns import COLUMNS, NUMBERS, WORDS
-from specbench.storage.csv_text import csv_lines, csv_text, read_header
+from specbench.rows.columns import COLUMNS, FLAGS, NUMBERS, WORDS
+from specbench.storage.csv_text import csv_lines, csv_text, other_separator, read_header
 from specbench.storage.files import write_atomically
 from specbench.storage.package import __version__
+
+KEYS = frozenset({"run_id", "config_hash"})  # columns by which a file of rows is recognised
 
 
 def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -77,6 +79,8 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
 def _value(name: str, text: str, where: str) -> Any:
     if not text:
         return None
+    if name in FLAGS and text.lower() in ("true", "false"):
+        return text.lower()  # spreadsheets and pandas write them in other cases
     if name not in NUMBERS or text in WORDS.get(name, ()):
         return text
     try:
@@ -89,8 +93,12 @@ def _value(name: str, text: str, where: str) -> Any:
 
 
 def has_runs(path: Path) -> bool:
-    """Whether a CSV file contains rows of runs. Audits, benchmarks and probes have other columns."""
-    return {"run_id", "config_hash"} <= set(read_header(path))
+    """Whether a CSV file contains rows of runs. Audits, benchmarks and probes have other columns. UsageError for rows
+    of runs whose cells are not separated by commas."""
+    header = read_header(path)
+    if reason := other_separator(header, KEYS):
+        raise UsageError(f"{path} has {reason}")
+    return set(header) >= KEYS
 
 
 def append_row(path: str | Path, row: Mapping[str, Any]) -> None:

@@ -5,26 +5,38 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from specbench.rows.columns import FLOAT32, SHOWN
 
 LEVEL = 0.95  # of intervals; 1 - LEVEL is the level of the tests
 POWER = 0.95  # the probability that a test detects a difference
+_MANY = 10**9  # pairs: the normal distribution
 SHARE = 0.01  # of vanilla's value: the difference for which the required prompts are counted
 
 
-def reach(stderr: float) -> float:
-    """The difference that a two-sided test at the level 1 - `LEVEL` detects with probability `POWER` if its standard
-    error is `stderr`: (z_a + z_b) stderr, a normal approximation."""
-    from scipy.special import ndtri
+@cache
+def _noncentrality(n: int) -> float:
+    """The difference, in units of its standard error, that a two-sided t-test of n >= 2 pairs at the level 1 - `LEVEL`
+    detects with probability `POWER`: from the non-central t distribution. 3.60 for many pairs, 25 for two."""
+    from scipy.special import nctdtrinc, stdtrit
 
-    return float(ndtri((1 + LEVEL) / 2) + ndtri(POWER)) * stderr
+    return float(nctdtrinc(n - 1, 1 - POWER, stdtrit(n - 1, (1 + LEVEL) / 2)))
+
+
+def reach(n: int, stderr: float) -> float:
+    """The difference that this test detects with probability `POWER` if n pairs have the standard error `stderr`."""
+    return _noncentrality(n) * stderr
 
 
 def pairs_for(size: float, n: int, stderr: float) -> int:
     """The number of pairs with which that test detects a difference of `size`, if n pairs have the error `stderr`."""
-    return math.ceil(n * (reach(stderr) / size) ** 2)
+    deviation = stderr * math.sqrt(n)  # of one pair
+    needed = max(2, math.ceil((_noncentrality(_MANY) * deviation / size) ** 2))
+    while reach(needed, deviation / math.sqrt(needed)) > size:
+        needed += 1
+    return needed
 
 
 @dataclass(frozen=True)
@@ -94,10 +106,8 @@ class Difference:
 
     def _needed(self, digits: int) -> str:
         """How small a difference these prompts show, and how many prompts `SHARE` of vanilla's value needs."""
-        text = (
-            f"{self.n:,} prompts show a difference of about {reach(self.stderr or 0):.{digits}f} with a probability of"
-            f" {100 * POWER:g} %"
-        )
+        shown = f"{reach(self.n, self.stderr or 0):.{digits}f}"
+        text = f"{self.n:,} prompts show a difference of about {shown} with a probability of {100 * POWER:g} %"
         if not self.vanilla:
             return text
         size = SHARE * abs(self.vanilla)

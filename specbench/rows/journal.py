@@ -8,7 +8,6 @@ half-written last line is dropped, and so is a record whose image is missing. An
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import re
@@ -19,8 +18,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from PIL import Image
 
+from specbench.config import indices
 from specbench.errors import UsageError, plain
 from specbench.storage import image_files
 from specbench.storage.files import append_line, content, sha256, write_atomically
@@ -111,6 +110,7 @@ class Record:
     sha256: str  # of the pixels, row by row, as uint8 RGB
     session: str  # the process that decoded it, an entry of run.json
     timed: int | None = None  # number of its batch among the timed ones of its process, from 1; None: not timed
+    unread: int | None = None  # tokens at the end of the prompt that the model did not read; None: unknown
     # Its steps (`decoding.image_statistics`). Statistics of drafts are over the steps with a draft; None without
     # drafts.
     accepted_per_step: list[int]  # draft tokens accepted inside the image
@@ -208,11 +208,10 @@ class Journal:
             raise ValueError(f"index {record.index} is already in {self.path}")
         if self.records and not self.path.exists():
             raise FileNotFoundError(errno.ENOENT, "it is gone", str(self.path))
-        encoded = io.BytesIO()
-        Image.fromarray(pixels).save(encoded, "PNG")
         path = self.path.parent / record.image
         path.parent.mkdir(exist_ok=True)  # but not the run's folder: a removed one is not created again
-        write_atomically(path, encoded.getvalue())
+        made = image_files.Made(record.id, record.prompt, indices.repeat_of(record.index))
+        write_atomically(path, image_files.png(pixels, made))
         append_line(self.path, to_line(record))
         self.records[record.index] = record
 

@@ -76,6 +76,14 @@ def emitted_remarks(cfg: Mapping[str, Any], images: Sequence[Record]) -> list[st
     return [f"emitted_kl: infinite, as the target never gives {share:.2g} of the emitted tokens"] * (share > 0)
 
 
+def unread_remarks(unread: Iterable[int | None]) -> list[str]:
+    """How many prompts the model did not read to their end; unread: of each prompt, see `Record`."""
+    counts = list(unread)
+    if not (cut := [count for count in counts if count]):
+        return []
+    return [f"prompts: the text encoder cuts off the end of {len(cut)} of {len(counts)} (up to {max(cut)} tokens)"]
+
+
 def protocol_remarks(cfg: Mapping[str, Any]) -> list[str]:
     """Remarks on the protocol of a row: where the run departs from it, and which parameters it does not state.
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from specbench.errors import UsageError, install
 from specbench.rows import baseline
 from specbench.rows.columns import COLUMNS, NUMBERS
-from specbench.rows.csv_files import as_read, has_runs, read_rows, to_csv
+from specbench.rows.csv_files import KEYS, as_read, has_runs, read_rows, to_csv
+from specbench.storage.csv_text import read_header
 from specbench.storage.files import atomic_path, write_atomically
 
 if TYPE_CHECKING:
@@ -41,7 +42,9 @@ def read(sources: Sequence[Path], baselines: bool = False) -> tuple[list[dict[st
         before = len(notes)
         rows_of_source = list(_of_source(source, notes))
         if not rows_of_source:
-            raise UsageError(notes[before] if len(notes) > before else f"{source} has no rows of runs")
+            absent = sorted(KEYS.difference(read_header(source))) if source.suffix == ".csv" else []
+            why = f" (no column {' and '.join(absent)})" if absent else ""
+            raise UsageError(notes[before] if len(notes) > before else f"{source} has no rows of runs{why}")
         for folder, row in rows_of_source:
             other = by_id.get(row["run_id"])
             if other is None or (row["time"] or "") > (other[1]["time"] or ""):
@@ -119,7 +122,7 @@ def _read_parquet(path: Path) -> list[dict[str, Any]]:
         raise _needs_pyarrow() from None
     except Exception as e:  # for a damaged file, the library raises various errors
         raise UsageError(f"cannot read {path} ({type(e).__name__}); name another file") from None
-    if not {"run_id", "config_hash"} <= {*cells}:
+    if not {*cells} >= KEYS:
         return []
     rows = cells.where(cells.notna(), None).to_dict("records")
     return [as_read({str(name): cell for name, cell in row.items()}) for row in rows]

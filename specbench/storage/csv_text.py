@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,16 @@ class RowFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{path.name}.lock")):
             write_atomically(path, csv_text(self.columns, [*self.read(path), row]).encode())
+
+
+def other_separator(header: Sequence[str], columns: Collection[str]) -> str:
+    """That a header is separated by semicolons or tabs instead of commas, as a program may save a table; "" unless one
+    of `columns` appears in this way."""
+    for sign, name in ((";", "semicolons"), ("\t", "tabs")):
+        cells = [cell.strip(' "') for cell in ",".join(header).split(sign)]
+        if len(cells) > 1 and not set(columns).isdisjoint(cells):
+            return f"cells that are separated by {name}; save the file with commas"
+    return ""
 
 
 def read_header(path: Path) -> list[str]:

@@ -166,6 +166,14 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
+def sha256_if_readable(path: Path) -> str | None:
+    """`sha256_file`; None if the path cannot be read, or is not a regular file (opening a pipe would block)."""
+    with suppress(OSError):
+        if path.is_file():
+            return sha256_file(path)
+    return None
+
+
 def state(path: Path) -> tuple[int, ...]:
     """Identity, size and time of change of a file. It differs after the file was changed. Raises OSError."""
     stat = path.stat()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, PngImagePlugin, UnidentifiedImageError
 
 from specbench.errors import UsageError, plain
 
@@ -17,15 +21,19 @@ NARROWEST = 1000  # maximum ratio of the longer side to the shorter one, which s
 #: The supported formats and their file name extensions. (Some formats of Pillow start other programs.)
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+_TEXT = "specbench"  # keyword of the text in a PNG that a run writes
 
 
 def read(path: Path) -> np.ndarray:
-    """The image in a file, (H, W, 3) uint8, rotated according to its EXIF data. Of several images in one file, the
-    first.
+    """The image in a file, (H, W, 3) uint8. Of several images in one file, the first.
 
-    Grey becomes three equal channels, transparent parts become white, of 16 bits the upper 8 are kept, and CMYK is
-    converted without a colour profile. UsageError, which names the file, if it is empty, cut off, damaged, larger than
-    `LARGEST`, or not an image in one of `FORMATS`.
+    It is prepared as in clean-fid, pytorch-fid and torch-fidelity, by Pillow's `convert("RGB")`: an alpha channel is
+    ignored, an EXIF rotation is not applied (except in a TIFF, where Pillow applies it itself), and CMYK is converted
+    without a colour profile. Grey of 16 bits differs: its upper 8 are kept, while the tools make all above 255 white.
+    `remarks` counts such images.
+
+    UsageError, which names the file, if it is empty, cut off, damaged, larger than `LARGEST`, or not an image in one of
+    `FORMATS`.
     """
     try:
         if not path.is_file():
@@ -41,7 +49,7 @@ def read(path: Path) -> np.ndarray:
             if opened.format == "PNG":
                 opened.verify()  # checks the checksums of its chunks, which reading does not; the file must be reopened
         with Image.open(path, formats=FORMATS) as opened:
-            return np.array(_rgb(ImageOps.exif_transpose(opened)))
+            return np.array(_rgb(opened))
     except UsageError:
         raise
     except UnidentifiedImageError:
@@ -55,20 +63,80 @@ def read(path: Path) -> np.ndarray:
 
 def _rgb(image: Image.Image) -> Image.Image:
     """An image of any of Pillow's modes as 8-bit RGB."""
-    mode = image.mode
-    if mode == "RGB" and "transparency" not in image.info:
-        return image
-    if mode == "I" or mode.startswith("I;16"):
+    if _is_wide(image):
         values = np.asarray(image).astype(np.int64)
         if values.min() < 0 or values.max() > 0xFFFF:
             raise ValueError("its values have more than 16 bits")
         return Image.fromarray((values >> 8).astype(np.uint8)).convert("RGB")
-    if mode == "F":
+    if image.mode == "F":
         raise ValueError("its values are not integers")
-    if "transparency" in image.info or mode in ("LA", "PA", "RGBA", "La", "RGBa"):
-        opaque = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", opaque.size, (255, 255, 255, 255)), opaque).convert("RGB")
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # the same colours, without a warning of Pillow
     return image.convert("RGB")
+
+
+def _is_wide(image: Image.Image) -> bool:
+    """Whether an image is grey with more than 8 bits."""
+    return image.mode == "I" or image.mode.startswith("I;16")
+
+
+_TOOLS = "clean-fid, pytorch-fid and torch-fidelity"
+#: What an image file can have that its pixels do not show, and the remark on such images.
+_REMARKS = {
+    "alpha": f"have transparency, which is ignored, as in {_TOOLS}",
+    "rotation": f"have an EXIF rotation, which is not applied, as in {_TOOLS}",
+    "16 bits": f"are grey with 16 bits, of which the upper 8 are kept; {_TOOLS} make all values above 255 white",
+}
+
+
+def traits(path: Path) -> tuple[str, ...]:
+    """The keys of `_REMARKS` that hold for an image file; none for a file that cannot be read. Does not decode it."""
+    with suppress(Exception):  # a damaged image is reported when it is read
+        if path.is_file():
+            with Image.open(path, formats=FORMATS) as opened:
+                rotation = Image.Image.getexif(opened).get(ExifTags.Base.Orientation, 1)  # a PNG's own would decode it
+                known = {
+                    "alpha": opened.has_transparency_data,
+                    "rotation": opened.format != "TIFF" and rotation in range(2, 9),
+                    "16 bits": _is_wide(opened),
+                }
+                return tuple(name for name, holds in known.items() if holds)
+    return ()
+
+
+def remarks(images: Sequence[Collection[str]]) -> list[str]:
+    """Remarks on images with these traits, one tuple per image."""
+    counts = {name: sum(name in traits for traits in images) for name in _REMARKS}
+    return [f"{count} of {len(images)} images {_REMARKS[name]}" for name, count in counts.items() if count]
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a run states in each PNG that it writes: the id and the text of its prompt, and the number of the image
+    among the images of that prompt, from 0 on. So an image keeps its prompt when it is copied or renamed."""
+
+    id: str
+    prompt: str
+    number: int
+
+
+def png(image: np.ndarray, made: Made) -> bytes:
+    """An image (H, W, 3) uint8 as the bytes of a PNG file."""
+    encoded, info = io.BytesIO(), PngImagePlugin.PngInfo()
+    info.add_itxt(_TEXT, json.dumps(asdict(made), ensure_ascii=False))
+    Image.fromarray(image).save(encoded, "PNG", pnginfo=info)
+    return encoded.getvalue()
+
+
+def made(path: Path) -> Made | None:
+    """What the run that wrote an image states in it; None for any other file. Does not decode the image."""
+    with suppress(Exception):  # a damaged image is reported when it is read
+        if path.suffix.lower() == ".png" and path.is_file():
+            with Image.open(path, formats=("PNG",)) as opened:
+                match json.loads(opened.info[_TEXT]):
+                    case {"id": str(name), "prompt": str(prompt), "number": int(number)} if number >= 0:
+                        return Made(name, prompt, number)
+    return None
 
 
 def find(folder: Path) -> list[Path]:

@@ -246,6 +246,26 @@ def test_a_quoted_value_is_read_back() -> None:
         assert configuration.compose([f"out={command_line.quoted(name)}"])["out"] == name, name
 
 
+def test_paths_of_a_grid_may_have_any_letters(call: Call, tmp_path: Path) -> None:
+    names = ["提示.txt", "é.txt", "b.txt", "a b(1).txt", "c,d.txt", "null.txt", "it's.txt", "[x].txt"]
+    for name in names:
+        (tmp_path / name).write_text("a red circle")
+    cases = [
+        (["提示.txt", "é.txt"], "提示.txt,é.txt"),
+        (["b.txt", "é.txt", "a b(1).txt"], "b.txt,é.txt,a b(1).txt"),
+        (["c,d.txt", "提示.txt"], "'c,d.txt',提示.txt"),
+        (["b.txt", "c,d.txt"], 'b.txt, "c,d.txt"'),
+        (["null.txt", "it's.txt", "[x].txt"], "null.txt,it's.txt,[x].txt"),
+        (["b.txt", "é.txt", "提示.txt"], "choice(b.txt,'é.txt',提示.txt)"),
+    ]
+    for wanted, value in cases:
+        words = command_line.read([f"prompts={value}", "data=prompts", "n=1"], multirun=True)
+        assert [job.cfg["prompts"] for job in configuration.grid(words, multirun=True)] == wanted, value
+    words = command_line.read(["drafter_weights=null,official:mar_l", "model=mar_h", "n=1"], multirun=True)
+    assert [job.cfg["drafter_weights"] for job in configuration.grid(words, multirun=True)] == [None, "official:mar_l"]
+    assert command_line.read(["prompts=é.txt,b"]) == ["prompts='é.txt,b'"]  # without -m, one path
+
+
 def test_a_comma_of_a_grids_folder_is_no_sweep(call: Call, tmp_path: Path) -> None:
     for name in ("one.txt", "two, too.txt"):
         (tmp_path / name).write_text("a cat\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -107,7 +108,7 @@ BAD_ANNOTATIONS: list[tuple[Any, str]] = [
     (lambda c: c | {"images": c["images"][2:]}, "caption 5000: the file has no image 101"),
     (lambda c: c | {"annotations": [{"id": 1, "image_id": [1], "caption": "x"}]}, r"has no image \[1\]"),
     (lambda c: c | {"annotations": [{"id": 1, "image_id": 100, "bbox": []}]}, "caption 1: it has no text"),
-    (lambda c: c | {"images": [{"id": "../1", "file_name": "x"}]}, "image number 1 has no id"),
+    (lambda c: c | {"images": [{"id": "../1", "file_name": "x"}]}, "image number 1 has the id '../1'"),
     (lambda c: c | {"images": [{"id": 1, "file_name": "../../x.jpg"}]}, "image 1: .*file_name"),
     (lambda c: c | {"images": [{"id": 1, "file_name": ".."}]}, "image 1: .*file_name"),
     (lambda c: c | {"images": [{"id": 1}]}, "image 1: the file_name must be text"),
@@ -122,6 +123,25 @@ def test_a_bad_annotation_file_is_named(tmp_path: Path) -> None:
         with pytest.raises(UsageError) as raised:
             coco.read(tmp_path / "captions_val2017.json", "first", 0)
         assert re.search(sentence, str(raised.value)), sentence
+
+
+def test_ids_of_other_tools_are_numbers(tmp_path: Path) -> None:
+    """Ids as text, with zeros before them, and as floating-point numbers; one kind may differ from the other."""
+    written(tmp_path, annotations())
+    wanted = coco.read(tmp_path / "captions_val2017.json", "longest", 0)
+    forms: list[Callable[[int], Any]] = [str, float, lambda i: f"{i:012d}"]
+    for of_image, of_caption in itertools.product([*forms, int], forms):
+        content = annotations()
+        for image in content["images"]:
+            image["id"] = of_image(image["id"])
+        for caption in content["annotations"]:
+            caption |= {"id": of_caption(caption["id"]), "image_id": of_caption(caption["image_id"])}
+        written(tmp_path, content)
+        assert coco.read(tmp_path / "captions_val2017.json", "longest", 0) == wanted
+    for wrong in (1.5, "1.0", "-", True, None, float("inf"), "²", "1" * 400):
+        written(tmp_path, annotations() | {"images": [{"id": wrong, "file_name": "x"}]})
+        with pytest.raises(UsageError, match="image number 1 has"):
+            coco.read(tmp_path / "captions_val2017.json", "first", 0)
 
 
 @needs_shared
@@ -265,6 +285,16 @@ def test_every_form_gives_the_same_prompts(load: Load, tmp_path: Path) -> None:
         load(f"prompts={tmp_path}/my.csv", "n=4")
 
 
+def test_an_id_may_be_a_number(load: Load, tmp_path: Path) -> None:
+    """pandas writes a column of integers with a gap as floating-point numbers."""
+    lines = ['{"id": 7, "text": "a"}', '{"id": 8.0, "text": "b"}', '{"id": null, "text": "c"}']
+    (tmp_path / "my.jsonl").write_text("\n".join(lines))
+    assert pairs(load(f"prompts={tmp_path}/my.jsonl", "n=3")) == [("7", "a"), ("8", "b"), ("3", "c")]
+    (tmp_path / "my.jsonl").write_text('{"id": 8.5, "text": "b"}')
+    with pytest.raises(UsageError, match="line 1: the id must be text, not float"):
+        load(f"prompts={tmp_path}/my.jsonl", "n=1")
+
+
 def test_a_text_has_a_prompt_a_line(load: Load, tmp_path: Path) -> None:
     (tmp_path / "my.txt").write_bytes(b"\xef\xbb\xbf  one \r\n\r\n \t\ntwo\x0cthree\n\nfour")
     assert pairs(load(f"prompts={tmp_path}/my.txt", "n=3")) == [("1", "one"), ("4", "two\x0cthree"), ("6", "four")]
@@ -279,6 +309,8 @@ HOSTILE: list[tuple[str, bytes, str]] = [
     ("a.csv", b"", "contains no prompts"),
     ("a.csv", b"prompt\n", "contains no prompts"),
     ("a.csv", b"name,words\nx,y\n", r"line 1: the header has no column .*it has: 'name', 'words'"),
+    ("a.csv", b"id;prompt\n1;x\n", "line 1: .* semicolons"),
+    ("a.csv", b"id\tcaption\n1\tx\n", "line 1: .* tabs"),
     ("a.csv", b"prompt,prompt\nx,y\n", "the column prompt twice"),
     ("a.csv", b"id,prompt\n1,x\n\n2, \n", "line 4: the prompt is empty"),
     ("a.csv", b"id,prompt\n1,x\n1,y\n", "id '1' .*twice"),

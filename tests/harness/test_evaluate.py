@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import unicodedata
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -147,6 +148,46 @@ def test_partial_accepts_some_of_the_images(call: Call, folder: Path) -> None:
     assert "id of 5 images" in call(*WORDS, "partial=true")[2]
 
 
+def test_images_of_a_run_keep_their_prompts(call: Call, tmp_path: Path) -> None:
+    """Files are numbered from 0, lines of a text file from 1. The images of a shard got the prompts before theirs."""
+    (tmp_path / "lines.txt").write_text("\n".join(CAPTIONS))
+    cfg = ["data=prompts", f"prompts={tmp_path}/lines.txt", "metrics=none", f"n={N}", "baseline=false", "device=cpu"]
+    run.run(configuration.compose([*cfg, "shard=2/2", "images_per_prompt=2"]), tmp_path / "shard", loader=Large)
+    shutil.copytree("shard/images", "copied")
+    Path("copied/00001.png").rename("copied/first.png")
+    write_prompts(tmp_path / "from_0.tsv", dict(enumerate(CAPTIONS)))  # other numbers, the same prompts
+    wanted = [(CAPTIONS[i], f"{i:05d}{end}") for i in (1, 3, 5) for end in ("", "-1")]
+    cases = [("shard/images", "lines.txt"), ("copied", "lines.txt"), ("shard/images", "from_0.tsv")]
+    for folder, prompts in cases:
+        out = f"{folder[:5]}_{prompts}"
+        words = (folder, f"prompts={prompts}", "partial=true", "metrics=scenes_clip", f"out={out}")
+        assert call(*words)[0] == 0
+        files = [(cell["prompt"], Path(cell["file"]).stem) for cell in cells_of(f"{out}/pictures.csv")]
+        assert [(prompt, stem.replace("first", "00001")) for prompt, stem in files] == wanted
+        assert "another prompt" not in row_of(out)["note"]
+    others = [scenes.sample("validation", N + i).caption for i in range(N)]  # the same ids
+    (tmp_path / "lines.txt").write_text("\n".join(others))
+    assert call("copied", "prompts=lines.txt", "partial=true", "metrics=scenes_clip", "out=others")[0] == 0
+    assert "6 of 6 images were decoded from another prompt" in row_of("others")["note"]
+    assert [cell["id"] for cell in cells_of("others/pictures.csv")] == ["2", "2", "4", "4", "6", "6"]
+
+
+def test_an_offset_of_one_is_named(call: Call, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "lines.txt").write_text("\n".join(CAPTIONS))
+    words = ("pictures", "prompts=lines.txt", "metrics=scenes_clip")
+    whole = refused(call, *words)  # 0 to 5 and 1 to 6
+    assert ("raised by one" in whole, "partial" in whole) == (True, False)
+    (folder / "0.png").unlink()
+    part = refused(call, *words)  # 1 to 5 fit the prompts of both numbers
+    assert ("raised by one" in part, "partial" in part) == (True, False)
+    assert call(*words, "partial=true", "out=some")[0] == 0
+    assert "raised by one" in row_of("some")["note"]
+    write_prompts(tmp_path / "prompts.tsv", {i - 1: text for i, text in enumerate(CAPTIONS, 1)} | {9: "x"})
+    for path in sorted(folder.iterdir(), reverse=True):
+        path.rename(folder / f"{int(path.stem) + 1}-0.png")  # 2 to 6
+    assert "lowered by one" in refused(call, *WORDS)
+
+
 def test_names_of_the_real_images_pair_too(call: Call, folder: Path, tmp_path: Path) -> None:
     """COCO's images have names from their file names at least as often as from their ids."""
     ids = [139 + i for i in range(N)]
@@ -209,6 +250,24 @@ def test_a_file_in_the_folder_has_the_prompts(call: Call, folder: Path, calls: l
     assert re.search(r"pictures .*\b2 .*\(captions.txt, metadata.jsonl\).*prompts=", two)
     (folder / "metadata.jsonl").unlink()
     assert "1 prompt (6)" in refused(call, "pictures", "metrics=scenes_clip", "out=own")
+
+
+def test_names_with_folders_and_accents_pair(call: Call, folder: Path) -> None:
+    """As in Hugging Face's folders of images. Two folders may have the same names; a Mac decomposes an accent."""
+    names = ["train/0000.png", "test/0000.png", "train/é.png", "e\u0301 2.png", "deep/er/0.png", "0-1.png"]
+    for i, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / f"{i}.png").rename(folder / unicodedata.normalize("NFD" if i % 2 else "NFC", name))
+    rows = [f'{unicodedata.normalize("NFC", name)},"{text}"\n' for name, text in zip(names, CAPTIONS, strict=True)]
+    (folder / "metadata.csv").write_text("file_name,text\n" + "".join(reversed(rows)))
+    assert call("pictures", "metrics=scenes_clip,scenes_fid", "out=own")[0] == 0
+    row = row_of("own")
+    assert row["clip_score"] > 0.9
+    assert row["fid"] > 0
+    assert row["n"] == N
+    (folder / "metadata.csv").write_text("id,text\n" + "".join(row.replace(".png", "") for row in rows))
+    assert call("pictures", "metrics=scenes_clip", "out=stems")[0] == 0
+    assert row_of("stems")["clip_score"] == row["clip_score"]
 
 
 def test_absent_weights_leave_a_metric_empty(call: Call, folder: Path) -> None:
@@ -387,6 +446,24 @@ def test_errors_of_a_run_are_named(call: Call, finished: Path) -> None:
     assert len(records_file.read_text().splitlines()) == 3  # the journal repaired itself
     (finished / "config.yaml").write_text("{")
     assert "run/config.yaml" in call("run")[2]
+
+
+def test_images_with_transparency_are_counted_and_scored_again(call: Call, folder: Path, calls: list[int]) -> None:
+    """Other versions put them on white. Their cached digests and scores do not count."""
+    pixels = np.asarray(Image.open(folder / "3.png"))
+    assert call(*WORDS, "out=opaque")[0] == 0
+    Image.fromarray(np.dstack([pixels, np.zeros((64, 64), np.uint8)])).save(folder / "3.png")
+    assert call(*WORDS, "out=clear")[0] == 0
+    assert "1 of 6 images have transparency" in row_of("clear")["note"]
+    opaque, clear = (cells_of(f"{out}/pictures.csv")[3]["scenes_clip"] for out in ("opaque", "clear"))
+    assert clear == opaque
+    stored = json.loads(Path("clear/digests.json").read_text())
+    [special] = [name for name in stored if " " in name]
+    assert special.endswith(" alpha")
+    stored[special.split()[0]] = ["0" * 64, *stored.pop(special)[1:]]  # of a version that did not know
+    Path("clear/digests.json").write_text(json.dumps(stored))
+    assert call(*WORDS, "out=clear")[0] == 0
+    assert special in json.loads(Path("clear/digests.json").read_text())
 
 
 def test_degenerate_images_are_noted(call: Call, folder: Path) -> None:

@@ -137,6 +137,17 @@ def test_the_influence_of_a_prompt_is_the_sum_over_its_images() -> None:
     assert grouped[1] / 3 == pytest.approx(moved[:3].sum() / 7)
 
 
+def test_prompts_that_the_model_does_not_read_to_their_end_are_counted(tmp_path: Path) -> None:
+    """A prompt counts once. The fake model reads 40 words."""
+    (tmp_path / "p.txt").write_text("\n".join(" ".join(["word"] * n) for n in (39, 40, 41, 45)))
+    row = execute(tmp_path / "run", f"prompts={tmp_path}/p.txt", "n=4", "images_per_prompt=2")
+    assert "2 of 4 (up to 5 tokens)" in row["note"]
+    assert run.stored_outcome(tmp_path / "run").row["note"] == row["note"]
+    assert [r.unread for r in read_records(tmp_path / "run/baseline.jsonl")][:4] == [0, 0, 1, 5]
+    short = execute(tmp_path / "run", f"prompts={tmp_path}/p.txt", "n=2", "images_per_prompt=2")
+    assert "tokens)" not in (short["note"] or "")
+
+
 def test_the_error_of_a_metric_is_over_prompts() -> None:
     metric = ScenesReward(ScoringContext(ASSETS, ASSETS), {})
     items = [data.Item(i, "", None, str(i % 3)) for i in range(12)]
@@ -150,13 +161,13 @@ def test_the_error_of_a_metric_is_over_prompts() -> None:
 def test_files_of_one_prompt_are_paired_with_it(tmp_path: Path) -> None:
     items = [data.Item(i, f"prompt {i}", None, str(i)) for i in range(3)]
     names = ["00000.png", "00000-1.png", "1-0.png", "0001-2.jpg", "0002/samples/0000.png", "0002/samples/0003.png"]
-    pairs = pairing._pair_by_name([Path(name) for name in names], items, partial=False)
+    pairs = pairing._pair_by_name(Path(), [Path(name) for name in names], items, partial=False)
     assert [path.as_posix() for path in pairs.paths] == names
     assert [(item.id, indices.repeat_of(item.index)) for item in pairs.items] == [
         ("0", 0), ("0", 1), ("1", 0), ("1", 2), ("2", 0), ("2", 3)
     ]  # fmt: skip
     (tmp_path / "00001/samples").mkdir(parents=True)
     paths = [tmp_path / "00001/grid.png", tmp_path / "00001/samples/0001.png"]
-    assert pairing._pair_by_name(paths, items, partial=True).paths == paths[1:]
+    assert pairing._pair_by_name(tmp_path, paths, items, partial=True).paths == paths[1:]
     with pytest.raises(UsageError, match="prompt 0"):
-        pairing._pair_by_name([Path("0.png"), Path("0-0.png")], items[:1], partial=False)
+        pairing._pair_by_name(Path(), [Path("0.png"), Path("0-0.png")], items[:1], partial=False)

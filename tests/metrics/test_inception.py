@@ -293,8 +293,12 @@ def test_inception_score_agrees_with_torch_fidelity(narrow: Path) -> None:
     assert score.stderr == pytest.approx(np.std(splits, ddof=1) / np.sqrt(10), rel=0.5)
     assert "n = 45 in 10 splits for 1008 classes" in score.note
     assert score.backend.endswith("tf resize, 10 splits")
-    (few,) = inception.InceptionScore(context, {}).score(rows[:9], names[:9])
-    assert few.value is None
+    for few in (9, 10, 15, 19, 20):  # an image alone in its split would score 1
+        (score,) = inception.InceptionScore(context, {}).score(rows[:few], names[:few])
+        assert (score.value is None) == (few < 20), few
+    assert (score.value or 0) > 1
+    (one,) = inception.InceptionScore(context, {"splits": 1}).score(rows[:1], names[:1])
+    assert one.value is None
 
 
 def test_inception_score_of_unambiguous_images_is_the_number_of_classes(narrow: Path) -> None:
@@ -363,4 +367,4 @@ def test_scores_do_not_depend_on_the_batch(narrow: Path, tmp_path: Path) -> None
     assert rows.shape == (4, 2048 + 1008)
     assert scores["fid"].value == pytest.approx(by_singular_values(rows[:, :WIDTH], reals), rel=1e-4)
     assert all(scores[column].value is not None for column in ("kid", "precision", "recall"))
-    assert scores["inception_score"].value is None  # fewer images than splits
+    assert scores["inception_score"].value is None  # fewer than two images per split

@@ -200,6 +200,12 @@ def test_clip_score_counts_captions_it_cannot_read(assets: Path, images: np.ndar
     assert "1 of 2 captions" in note
 
 
+def test_clip_score_counts_captions_that_it_cuts(assets: Path, images: np.ndarray) -> None:
+    items = [Item(i, " ".join(["red"] * n), None) for i, n in enumerate((39, 40, 41, 60))]
+    note = measure(["scenes_clip"], images[:4], items, assets)["clip_score"].note
+    assert "2 of 4 captions have more than 40 tokens" in note
+
+
 def test_the_reward_is_the_certainty_above_chance_of_the_stated_attributes() -> None:
     """A mean over the stated attributes: 1 where the reader is certain, 0 at chance. Empty slots do not count."""
     labels = torch.tensor([scenes.sample("train", i).scene.labels() for i in range(20)])

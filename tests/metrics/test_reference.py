@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,55 @@ def test_statistics_equal_those_of_the_images(
     (folder / "1.png").unlink()
     assert cli.main(words) == 0
     assert sum(scorer.calls) == 6
+
+
+@pytest.mark.parametrize("ending", ["bmp", "ppm", "png"])
+def test_replaced_images_have_new_statistics(scorer: Fake, tmp_path: Path, ending: str) -> None:
+    """Also if names, sizes and times stay the same."""
+
+    def image(level: int) -> bytes:
+        pixels, file = np.full((8, 8, 3), level, np.uint8), io.BytesIO()
+        Image.fromarray(pixels).save(file, {"ppm": "PPM"}.get(ending, ending))
+        return file.getvalue()
+
+    folder, mine = tmp_path / "real", tmp_path / "mine.npz"
+    folder.mkdir()
+    words = ["reference", f"images={folder}", f"out={mine}", "device=cpu"]
+    means = []
+    for levels in ((10, 20), (30, 41), (41, 30)):
+        for i, level in enumerate(levels):
+            (folder / f"{i}.{ending}").write_bytes(image(level))
+            os.utime(folder / f"{i}.{ending}", (0, 0))
+        assert len(image(levels[0])) == len(image(levels[1]))
+        assert cli.main(words) == 0
+        means.append(references.read(mine, 8).mean)
+    np.testing.assert_allclose(means[1], scorer([np.full((8, 8, 3), x, np.uint8) for x in (30, 41)], [])[:, :8].mean(0))
+    assert not np.allclose(means[0], means[1])
+    np.testing.assert_allclose(means[1], means[2])
+    assert scorer.calls[:3] == [2, 2, 2]  # the exchanged images, too: names choose the stored features
+
+
+def test_images_that_the_tools_prepare_in_a_special_way_are_counted(
+    scorer: Fake, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.new("RGBA", (8, 8), (1, 2, 3, 0)).save(folder / "clear.png")
+    assert cli.main(["reference", "data=coco2017", f"images={folder}", "device=cpu"]) == 0
+    assert "1 of 8 images have transparency" in capsys.readouterr().out
+    assert "1 of 8 images have transparency" in metrics.metric("fid", context(tmp_path)).against()
+    expected = np.random.default_rng((1 + 2 + 3) * 64).random(8)  # the colours below the transparency
+    assert np.abs(metrics.metric("fid", context(tmp_path)).reference.features - expected).max(1).min() < 1e-6
+
+
+def test_an_archive_of_the_same_size_has_new_statistics(scorer: Fake, tmp_path: Path) -> None:
+    words = ["reference", f"images={tmp_path / 'real.npz'}", f"out={tmp_path / 'mine.npz'}", "device=cpu"]
+    means = []
+    for seed in (0, 1):
+        images = np.random.default_rng(seed).integers(0, 256, (3, 8, 8, 3), np.uint8)
+        np.savez(tmp_path / "real.npz", arr_0=images)
+        os.utime(tmp_path / "real.npz", (0, 0))
+        assert cli.main(words) == 0
+        means.append(references.read(tmp_path / "mine.npz", 8).mean)
+    assert not np.allclose(*means)
 
 
 def test_it_resumes(scorer: Fake, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,6 +141,21 @@ def test_greedy_speculation_repeats_the_greedy_target(model, methods, fewer):
         assert out.steps.item() < HALF / fewer
 
 
+@pytest.mark.parametrize("overrides", [(), (TEXTURES,), ("model=mar_scenes",)])
+def test_the_words_that_the_text_encoder_does_not_read_are_counted(overrides):
+    p = pipeline("method=vanilla", *overrides)
+    captions = [
+        " ".join(["red"] * 47 + words) for words in ([], ["circle"], ["circle", "dot"], ["circle"] + ["dot"] * 9)
+    ]
+    cut = [p.unread_tokens(caption) for caption in captions]
+    if overrides == ("model=mar_scenes",):  # of classes
+        assert cut == [0] * 4
+        return
+    assert cut == [0, 0, 1, 9]
+    shorter, *longer = p.encode(captions).features
+    assert [torch.equal(features, longer[0]) for features in (shorter, *longer)] == [False, True, True, True]
+
+
 def test_another_seed_is_another_image():
     out = decode(pipeline("method=scd"), CAPTIONS["scenes"][:1], [(1, 0)], HALF // 2)
     assert not torch.equal(out.tokens, decoded("method=scd").tokens[:1, : HALF // 2])

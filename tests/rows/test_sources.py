@@ -64,6 +64,21 @@ def test_any_mixture_of_sources(call: Call, tmp_path: Path) -> None:
         refused(call, *words)
 
 
+def test_what_spreadsheets_do_to_rows(call: Call, tmp_path: Path) -> None:
+    sources.write(tmp_path / "a.csv", [row("a", timing=True, baseline=False, timing_valid=True, batch=1)])
+    text = (tmp_path / "a.csv").read_text()
+    [wanted] = read_rows("a.csv")
+    for true, false in (("TRUE", "FALSE"), ("True", "False"), ("true", "FALSE")):
+        (tmp_path / "b.csv").write_text(text.replace("true", true).replace("false", false))
+        assert read_rows("b.csv") == [wanted]
+    for sign, name in ((";", "semicolons"), ("\t", "tabs")):
+        (tmp_path / "b.csv").write_text(text.replace(",", sign))
+        assert re.search(f"b.csv .*{name}", refused(call, "show", "b.csv"))
+        assert re.search(f"b.csv .*{name}", refused(call, "collect", ".", "out=c.csv"))
+    (tmp_path / "b.csv").write_text("run_id,n\na,4\n")
+    assert "config_hash" in refused(call, "show", "b.csv")
+
+
 def test_parquet_files_hold_rows_too(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     text = row("007", top_k=100, timing=True, steps=1e-7, note="a 'quoted' \"ü\"", model="null")

@@ -53,6 +53,11 @@ class Bundle:
         """Networks that official weights have, but random weights do not need: name -> number of parameters."""
         return {}
 
+    def unread_tokens(self, prompt: str) -> int:
+        """The number of tokens at the end of a prompt that its encoder does not read. 0 for a model that has no limit,
+        or that refuses a longer prompt."""
+        return 0
+
     def part(self, name: str) -> Path:
         """A sub-folder of the weights."""
         assert self.folder is not None

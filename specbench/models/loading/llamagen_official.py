@@ -132,6 +132,9 @@ class LlamaGenModel(RealModel):
         """The stored table (reference README (18))."""
         return self.tokenizer.codebook()
 
+    def unread_tokens(self, prompt: str) -> int:
+        return 0 if self.text is None else self.text.unread(prompt)
+
     @torch.inference_mode()
     def encode(self, prompts: list[str]) -> Conditioning | ClassConditioning:
         """prompts: captions or, for a class-conditional model, class numbers as text."""

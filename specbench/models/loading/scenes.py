@@ -57,6 +57,9 @@ class ScenesModel(Drafters, Bundle):
         """The stored table. Its vectors have unit length, so l2 and cosine give the same neighbours."""
         return self.tokenizer.codebook()
 
+    def unread_tokens(self, prompt: str) -> int:
+        return self.text.unread(prompt)
+
     @torch.inference_mode()
     def encode(self, prompts: list[str]) -> Conditioning:
         """Features of the prompts. Each prompt is encoded separately, so they do not depend on the batch."""

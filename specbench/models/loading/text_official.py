@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import html
 import json
-import logging
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -26,8 +25,6 @@ from torch import Tensor
 from specbench.errors import UsageError
 from specbench.models.loading import official
 from specbench.models.loading.naming import ParameterSlice
-
-_LOG = logging.getLogger("specbench")
 
 #: Parameters of Flan-T5-XL's encoder (its config.json): the table of 32,128 words, 24 layers of four 2048 x 2048
 #: matrices of attention, three of 2048 x 5120 and two norms, the biases of 32 positions by 32 heads, and a norm.
@@ -109,18 +106,25 @@ class T5Features:
         self.tokens, self.dim, self.device = tokens, int(cfg.d_model), torch.device(device)
         self._model = official.load(lambda: T5EncoderModel(cfg), source, table, self.device, kind, _T5_IGNORED)
 
+    def _ids(self, prompt: str) -> list[int]:
+        ids: list[int] = self._tokenizer(clean(prompt), verbose=False).input_ids
+        return ids
+
+    def unread(self, prompt: str) -> int:
+        """The number of tokens at the end of a prompt that are cut off."""
+        return max(0, len(self._ids(prompt)) - self.tokens)
+
     @torch.no_grad()
     def __call__(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """N prompts -> features (N, tokens, dim) of the model's dtype, and valid (N, tokens) bool, padded on the left.
 
-        A prompt of more than `tokens` tokens is cut off, with a warning that gives its index.
+        A prompt of more than `tokens` tokens is cut off (see `unread`).
         """
         features = torch.zeros(len(prompts), self.tokens, self.dim, dtype=self._model.dtype, device=self.device)
         mask = torch.zeros(len(prompts), self.tokens, dtype=torch.bool, device=self.device)
         for row, prompt in enumerate(prompts):
-            ids = self._tokenizer(clean(prompt), verbose=False).input_ids
+            ids = self._ids(prompt)
             if len(ids) > self.tokens:
-                _LOG.warning("prompt %d has %d tokens; the text encoder reads %d", row, len(ids), self.tokens)
                 ids = [*ids[: self.tokens - 1], ids[-1]]  # keeps the end of sequence
             states = self._model(input_ids=torch.tensor([ids], device=self.device)).last_hidden_state[0]
             features[row, : len(ids)], mask[row, : len(ids)] = states, True
