@@ -142,7 +142,7 @@ def _whole(images: Sequence[Record], vanilla: Sequence[Record] | None, shift: fl
     """The statistics of whole images; shift: see `timing.shift`."""
     groups = _numbers([r.id for r in images])
     estimates = {
-        "acceptance_rate": summary.ratio([r.accepted for r in images], [r.drafted for r in images], groups),
+        "acceptance_rate": summary.ratio([r.accepted for r in images], [r.verified for r in images], groups),
         "step_compression": summary.ratio([r.tokens for r in images], [r.steps for r in images], groups),
     }
     if vanilla is None:

@@ -61,7 +61,7 @@ STATISTICS = (
     Statistic("steps", lambda r: r.steps or None, "{b} takes {d} {more} steps an image than {a}", ("more", "fewer")),
     Statistic(
         "acceptance_rate",
-        lambda r: r.accepted / r.drafted if r.drafted else None,
+        lambda r: r.accepted / r.verified if r.verified else None,
         "the acceptance rate of {b} is {d} {more} than the one of {a}",
         ("higher", "lower"),
     ),

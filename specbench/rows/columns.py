@@ -32,6 +32,7 @@ SHOWN: dict[str, ShownColumn] = {
     "batch_s_p50": ShownColumn("Seconds of a batch, median", "lower", 2),
     "batch_s_p95": ShownColumn("Seconds of a batch, 95th percentile", "lower", 2),
     "acceptance_rate": ShownColumn("Acceptance rate", "higher", 3),
+    "draft_acceptance_rate": ShownColumn("Draft acceptance rate", "higher", 3),
     "first_accept": ShownColumn("Acceptance of the first token", "higher", 4),
     "draft_tv": ShownColumn("Total variation of draft and target", "lower", 3),
     "draft_top1": ShownColumn("Top-1 agreement", "higher", 3),
@@ -93,8 +94,10 @@ _SPEED = {
     "accepted_length_std": "its standard deviation over images",
     "steps": "target forward passes of the decode phase, mean over images",
     "step_compression": "tokens per image / steps",
-    "acceptance_rate": "accepted / verified draft tokens, over all images",
-    "draft_tokens": "verified draft tokens / target forward passes of the decode phase, over all images",
+    "acceptance_rate": "accepted / verified draft tokens of the accepted path and the first rejected one after it, over"
+    " all images. A depth of a tree counts once, whichever candidates it has",
+    "draft_acceptance_rate": "accepted / all drafted tokens, including siblings and those below a rejected one",
+    "draft_tokens": "draft tokens that the target reads / target forward passes of the decode phase, over all images",
     "acceptance_by_depth": "JSON list over the depths 1, 2, ... of a draft: accepted / verified tokens, where a token"
     " is verified if the depths above it were accepted",
     "accepted_histogram": "JSON list: shares of the steps that accepted 0, 1, 2, ... draft tokens, over all images",
@@ -146,8 +149,8 @@ _SPEED = {
 
 #: Columns of `_LIKELIHOOD` and `_SPEED` that are means or ratios over images, and so have a standard error.
 _ESTIMATES = frozenset(
-    "log_prob_mean accepted_length_mean steps step_compression acceptance_rate first_accept draft_tv draft_top1"
-    " draft_top3 draft_passes residual_tries proposals_mean latency_s_mean tokens_per_s images_per_s"
+    "log_prob_mean accepted_length_mean steps step_compression acceptance_rate draft_acceptance_rate first_accept"
+    " draft_tv draft_top1 draft_top3 draft_passes residual_tries proposals_mean latency_s_mean tokens_per_s images_per_s"
     " text_s pixels_s speedup_latency speedup_throughput speedup_step baseline_latency_s emitted_kl_optimal"
     " emitted_kl_ratio".split()
 )

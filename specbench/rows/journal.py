@@ -97,7 +97,7 @@ class Record:
     seed: int
     tokens: int  # generated tokens T
     steps: int  # target forward passes of the decode phase
-    drafted: int  # draft tokens verified
+    drafted: int  # draft tokens that the target's passes read
     accepted: int  # draft tokens accepted
     accepted_length: float  # tokens / steps
     latency_s: float | None  # decode time of this image alone; None if it was in a batch, or not timed
@@ -151,6 +151,17 @@ class Record:
     category: str | None = None  # of the prompt, as its data set names it
     done: float  # when it was decoded, seconds since 1970
     config: str = ""  # hash of the configuration (`provenance.decoding_hash`), set by the process that writes it
+
+    @property
+    def verified(self) -> int:
+        """Draft tokens that were verified: those that were accepted, and the first rejected one after them. A depth of
+        a tree counts once."""
+        return self.drafted if self.made is not None else sum(self.verified_by_depth)
+
+    @property
+    def all_drafted(self) -> int:
+        """Draft tokens, verified or not."""
+        return self.drafted if self.made is None else self.made
 
     @property
     def is_baseline(self) -> bool:

@@ -85,7 +85,7 @@ def _speed_lines(row: Mapping[str, Any], value: Callable[..., str]) -> list[tupl
     """Name -> text of the speed and the likelihood in a row; value: the function of `report`."""
     lines = [
         ("accepted length", value("accepted_length_mean", " tokens a step")),
-        ("acceptance rate", f"{value('acceptance_rate')}, of the first draft token {value('first_accept')}"),
+        ("acceptance rate", f"{value('acceptance_rate')}, of all drafted tokens {value('draft_acceptance_rate')}"),
         ("perplexity", f"{value('perplexity')}, drafts' total variation {value('draft_tv', digits=3)}"),
         (
             "emitted",

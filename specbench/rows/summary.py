@@ -78,7 +78,8 @@ def speed(images: Sequence[Record]) -> dict[str, Any]:
             "accepted_length_mean": mean(lengths, prompts),
             "steps": mean(steps, prompts),
             "step_compression": ratio(tokens, steps, prompts),
-            "acceptance_rate": ratio([r.accepted for r in images], [r.drafted for r in images], prompts),
+            "acceptance_rate": ratio([r.accepted for r in images], [r.verified for r in images], prompts),
+            "draft_acceptance_rate": ratio([r.accepted for r in images], [r.all_drafted for r in images], prompts),
         }
     )
     columns |= {

@@ -489,6 +489,7 @@ STANDARD = {
             "0 is lossless",
         ),
         row_column("acceptance_rate", measured_as="accepted over verified draft tokens"),
+        row_column("draft_acceptance_rate", measured_as="accepted over all drafted tokens"),
         Column("entropy", "Entropy (nats)", "lower", 2, "of the guided distribution of a token, mean over tokens"),
     )
 }

@@ -34,6 +34,8 @@ def image(index: int, per_step: list[int], **changes: Any) -> Record:
         "steps": rest,
         "drafted": 5 * rest,
         "accepted": sum(per_step),
+        "accepted_by_depth": [sum(per_step)],
+        "verified_by_depth": [5 * rest],
         "accepted_per_step": per_step,
     }
     values |= {"accepted_length": 16 / rest, "id": str(index), "prompt": "word " * (index + 1)}

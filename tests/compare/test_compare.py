@@ -42,7 +42,9 @@ def image(index: int, steps: int, **changes: Any) -> Record:
     values = {"tokens": 256, "steps": steps, "drafted": 5 * steps, "accepted": 256 - steps}
     values |= {"accepted_length": 256 / steps, "latency_s": float(steps), "decode_s": float(steps)}
     values |= {"emitted_kl": 0.0, "emitted_tv": 0.0, "emitted_outside": 0.0}
-    return replace(record(index), id=str(index), **(values | changes))
+    values |= changes
+    values |= {"accepted_by_depth": [values["accepted"]], "verified_by_depth": [values["drafted"]]}
+    return replace(record(index), id=str(index), **values)
 
 
 @cache

@@ -110,7 +110,8 @@ def test_the_values_of_a_row(bench: Bench) -> None:
         "steps": np.mean(STEPS),
         "steps_stderr": stderr(STEPS),
         "step_compression": TOKENS * 6 / sum(STEPS),
-        "acceptance_rate": sum(TOKENS - s for s in STEPS) / sum(5 * s for s in STEPS),
+        "acceptance_rate": sum(TOKENS - s for s in STEPS) / sum(TOKENS for _ in STEPS),  # every step rejects a token
+        "draft_acceptance_rate": sum(TOKENS - s for s in STEPS) / sum(5 * s for s in STEPS),
         "draft_tokens": 5.0,
         "latency_s_mean": np.mean(STEPS),  # one second per step
         "latency_s_std": np.std(STEPS, ddof=1),
@@ -160,8 +161,11 @@ def test_vanilla_is_its_own_baseline(bench: Bench) -> None:
     assert row["perplexity"] == pytest.approx(np.exp(-np.mean(LOG_PROB)))
     assert (row["accepted_histogram"], row["draft_passes"]) == ("[1.0]", 0)
     assert row["emitted_tv"] == row["emitted_kl"] == 0
-    drafted = "acceptance_rate acceptance_by_depth drafted_by_position first_accept draft_tv draft_top1 draft_top3"
-    assert [row[c] for c in drafted.split()] == [None] * 7  # nothing was drafted
+    drafted = (
+        "acceptance_rate draft_acceptance_rate acceptance_by_depth drafted_by_position first_accept draft_tv draft_top1"
+        " draft_top3"
+    )
+    assert [row[c] for c in drafted.split()] == [None] * 8  # nothing was drafted
     assert not (bench.out / "baseline").exists()
 
 
