@@ -150,9 +150,9 @@ _SPEED = {
 #: Columns of `_LIKELIHOOD` and `_SPEED` that are means or ratios over images, and so have a standard error.
 _ESTIMATES = frozenset(
     "log_prob_mean accepted_length_mean steps step_compression acceptance_rate draft_acceptance_rate first_accept"
-    " draft_tv draft_top1 draft_top3 draft_passes residual_tries proposals_mean latency_s_mean tokens_per_s images_per_s"
-    " text_s pixels_s speedup_latency speedup_throughput speedup_step baseline_latency_s emitted_kl_optimal"
-    " emitted_kl_ratio".split()
+    " draft_tv draft_top1 draft_top3 draft_passes residual_tries proposals_mean latency_s_mean tokens_per_s"
+    " images_per_s text_s pixels_s speedup_latency speedup_throughput speedup_step baseline_latency_s"
+    " emitted_kl_optimal emitted_kl_ratio".split()
 )
 
 
