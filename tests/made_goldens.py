@@ -283,12 +283,13 @@ def lumina2(folder: Path, scale: float) -> Path:
     return write(folder, "lumina2_lm", c, t)
 
 
-def lumina2_jacobi(folder: Path, window: int, rows: int, columns: int) -> Path:
-    """Lumina-mGPT 2's own Jacobi decoding (reference README_3 (54), (55)); beside `lumina2`."""
+def lumina2_jacobi(folder: Path, window: int, rows: int, columns: int, plain: int = 6) -> Path:
+    """Lumina-mGPT 2's own Jacobi decoding (reference README_3 (54), (55)); beside `lumina2`. plain: how many tokens at
+    the image's end are decoded one by one."""
     c = json.loads(lumina2(folder, 4.0).read_text())["config"]
     w, g = parameters(c), torch.Generator().manual_seed(5)
     prompt, start, count = [1, 30, 31, 33, 6], [3, 12, 11], rows * (columns + 1) + 1
-    until = count - 6
+    until = count - plain
 
     def now(image: list[int]) -> tuple[list[Tensor], Tensor]:
         """Logits of both streams after all ids, and the filtered distributions of all places (n + 1, V)."""

@@ -21,9 +21,13 @@ def target(t: Tensors, c: Config, side: int) -> tuple[Unified, official.Checkpoi
 
 
 def prompts(t: Tensors, c: Config) -> Prompts:
-    """The prompts of a golden; the unconditional ones have this project's format."""
+    """The prompts of a golden, one per image, or one for all of them; the unconditional ones have this project's
+    format."""
     ids = t["in/prompt_ids"].view(-1, t["in/prompt_ids"].shape[-1])
+    if len(ids) == 1:
+        ids = ids.expand(len(t["out/greedy_tokens"]), -1)
     valid = t["in/attention_mask"].bool() if "in/attention_mask" in t else torch.ones_like(ids, dtype=torch.bool)
+    valid = valid.expand_as(ids)
     ids_of_model = janus.JanusIds(c["bos"], c["pad"], c["begin_of_image"])
     no_ids = torch.full_like(ids, ids_of_model.pad)
     for i, row in enumerate(ids):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import check_golden
@@ -60,6 +61,13 @@ MADE = {
     "simplear_sjd_cold": lambda to: made_goldens.simplear_jacobi(to, 0.6),
     "lumina2_sjd_narrow": lambda to: made_goldens.lumina2_jacobi(to, 4, 4, 8),
     "lumina2_sjd_wide": lambda to: made_goldens.lumina2_jacobi(to, 9, 8, 4),
+    # the interval ends before, on and after the end of a row
+    **{
+        f"lumina2_sjd_{window}_{plain}": partial(
+            made_goldens.lumina2_jacobi, window=window, rows=8, columns=4, plain=plain
+        )
+        for window, plain in ((5, 17), (6, 16), (7, 15), (8, 17), (8, 16), (8, 15))
+    },
     "eagle_anole": lambda to: made_goldens.eagle(to, "eagle_drafter_anole"),
     "eagle_lumina": lambda to: made_goldens.eagle(to, "eagle_drafter_lumina"),
 }
@@ -83,6 +91,20 @@ def test_batches_of_two_pass(tmp_path, name):
     if name == "janus_lm":  # it has only one prompt, which is not a batch
         t["in/prompt_ids"] = t["in/prompt_ids"][None]
     made = made_goldens.mar_of_two(t) if name == "mar" else made_goldens.doubled(t, blocked=name == "janus_hf")
+    assert check_golden.check(made_goldens.write(tmp_path, name, config, made))
+
+
+@needs_goldens
+@pytest.mark.parametrize(("name", "images"), [("janus_lm", 2), ("janus_lm", 3), ("janus_hf", 2)])
+def test_one_prompt_of_janus_may_have_several_images(tmp_path, name, images):
+    config, t = golden(name)
+    made = t
+    for _ in range(images - 1):
+        more = {n: x for n, x in t.items() if n.startswith("out/") or n == "in/step_tokens"}
+        if name == "janus_hf":
+            made = made_goldens.doubled(t) | {n: t[n] for n in ("in/prompt_ids", "in/attention_mask")}
+        else:
+            made = made | {n: torch.cat([made[n], x]) for n, x in more.items()}
     assert check_golden.check(made_goldens.write(tmp_path, name, config, made))
 
 
