@@ -87,7 +87,12 @@ def main(line: CommandLine) -> int:
         from specbench.tables import forecast
 
         again = shlex.join(["specbench", "run", *["-m"] * multirun, *overrides])
-        print(forecast.report(plan.title, plan.runs, again, line["device_for"]))
+        if multirun:
+            _check_grid(plan, overrides)
+        text, mistake = forecast.report(plan.title, plan.runs, again, line["device_for"])
+        if mistake is not None:  # the run would do nothing
+            raise mistake
+        print(text)
         return 0
     if multirun:
         return grid(plan, overrides)
@@ -112,15 +117,13 @@ def _show(what: str, jobs: Sequence[Job], overrides: Sequence[str]) -> int:
 
 def grid(plan: Plan[PlannedRun], overrides: Sequence[str]) -> int:
     """Runs the jobs of a grid. A failed job does not stop the others."""
-    from specbench.harness.run import check
+    from specbench.harness.run import check_inputs
 
     root, again = plan.home, _command(["-m", *overrides], plan.home)
+    arguments = _check_grid(plan, overrides)
     for run in plan.runs:
-        check(run.config)
-    if (root / "config.yaml").exists():
-        raise UsageError(f"{root} holds a single run; choose another out= for the grid")
-    arguments = [argument for argument in overrides if not argument.startswith("out=")]
-    _check_stored_grid(plan, arguments)
+        if run.status().state != "finished":
+            check_inputs(run.config)
     try:
         root.mkdir(parents=True, exist_ok=True)
         write_grid(root, arguments)
@@ -258,14 +261,18 @@ def of_jobs(jobs: Sequence[Job], multirun: bool, new: Path) -> Plan[PlannedRun]:
     return Plan(f"{len(jobs)} jobs in {root}", root, tuple(runs))
 
 
-def _check_stored_grid(plan: Plan[PlannedRun], arguments: Sequence[str]) -> None:
-    """UsageError if the folder of a grid contains a grid with other arguments that `resume` could not continue after
-    this one: a job that was started has other parameters here, or is not finished and not part of this grid."""
+def _check_grid(plan: Plan[PlannedRun], overrides: Sequence[str]) -> list[str]:
+    """The arguments of a grid that its folder stores. UsageError if the folder contains a run, or a grid with other
+    arguments that `resume` could not continue after this one: a job that was started has other parameters here, or is
+    not finished and not part of this grid."""
+    arguments = [argument for argument in overrides if not argument.startswith("out=")]
+    if (plan.home / "config.yaml").exists():
+        raise UsageError(f"{plan.home} holds a single run; choose another out= for the grid")
     root, hashes = plan.home, {run.folder: decoding_hash(run.config) for run in plan.runs}
     try:
         before = in_folder(root).runs if is_grid(root) and arguments_of(root) != arguments else ()
     except UsageError:  # no command can continue it
-        return
+        return arguments
     for run in before:
         if not run.folder.exists():
             continue
@@ -275,6 +282,7 @@ def _check_stored_grid(plan: Plan[PlannedRun], arguments: Sequence[str]) -> None
                 f"{root} holds another grid, with the job {run.folder.name}: choose another out=, or continue that grid"
                 f" with specbench resume {shlex.quote(str(root))}"
             )
+    return arguments
 
 
 def write_grid(root: Path, arguments: Sequence[str]) -> None:

@@ -30,6 +30,17 @@ _QUIET = {
 _STORE_BYTES = 128 * 2**20  # memory for images in transit; Ray's default is a third of the machine's memory
 
 
+def is_used(cfg: Mapping[str, Any]) -> bool:
+    """Whether a run decodes in other processes."""
+    return bool(cfg["workers"] > 1 or cfg["ray_address"])
+
+
+def check(cfg: Mapping[str, Any]) -> None:
+    """Raises UsageError if a run needs Ray and it is not installed."""
+    if is_used(cfg) and importlib.util.find_spec("ray") is None:
+        raise UsageError(f"workers= above 1 and ray_address= need Ray: {install('ray')}")
+
+
 class WorkerActor:
     """The Ray actor of a worker. The constructor does not load the model, so that a bad argument is reported as such
     and not as the death of the worker."""
@@ -68,8 +79,6 @@ class Workers:
         self._failed_starts = 0  # workers that died while loading since a worker last finished loading
 
     def __enter__(self) -> Self:
-        if importlib.util.find_spec("ray") is None:
-            raise UsageError(f"workers= above 1 and ray_address= need Ray: {install('ray')}")
         with ExitStack() as stack:
             if not self._cfg["ray_address"]:
                 stack.enter_context(processes.guarded())

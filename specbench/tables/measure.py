@@ -484,21 +484,21 @@ def _read(path: Path, state: tuple[int, ...], must: bool) -> tuple[Row, ...]:
 # --- the definition in the folder of a suite --------------------------------------------------------------------------
 
 
-def check_folder(out: Path) -> None:
-    """UsageError for a folder that has content but no suite, such as a run."""
-    if not (out / FILE).is_file() and any(path.name != ".lock" for path in out.iterdir()):
+def check_folder(suite: Suite, out: Path) -> None:
+    """UsageError for a folder that has content but no suite, such as a run, or a suite of another name, which `resume`
+    could not continue after this one. The folder need not exist."""
+    if not (out / FILE).is_file() and out.exists() and any(path.name != ".lock" for path in out.iterdir()):
         raise UsageError(f"{out} is not empty and holds no suite; choose another out=")
-
-
-def write_definition(suite: Suite, out: Path) -> None:
-    """Stores the definition, from which `status` and `resume` read it. UsageError if the folder contains a suite of
-    another name, which `resume` could not continue after this one."""
     try:
         name = in_folder(out).table.id
     except UsageError:  # a new folder, or a definition that no command can continue
-        name = suite.table.id
+        return
     if name != suite.table.id:
         raise UsageError(f"{out} holds the suite {name}; choose another out=")
+
+
+def write_definition(suite: Suite, out: Path) -> None:
+    """Stores the definition, from which `status` and `resume` read it."""
     text = yaml.safe_dump(dict(suite.table.content), sort_keys=False, allow_unicode=True, width=120)
     if not (out / FILE).is_file() or (out / FILE).read_text(encoding="utf-8") != text:
         write_atomically(out / FILE, text.encode())
