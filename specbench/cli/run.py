@@ -24,7 +24,7 @@ from specbench.errors import RunError, UsageError, one_line
 from specbench.harness.planned import Plan, PlannedRun
 from specbench.rows.provenance import decoding_hash
 from specbench.storage import home
-from specbench.storage.files import sha256, write_atomically
+from specbench.storage.files import bounded_name, sha256, write_atomically
 from specbench.storage.reading import read_json
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def of_jobs(jobs: Sequence[Job], multirun: bool, new: Path) -> Plan[PlannedRun]:
         return Plan(str(root), root, (PlannedRun(root, jobs[0].cfg, asked=jobs[0].asked),))
     if "${" in str(root):
         raise UsageError(f"the folder of a grid cannot hold ${{ (out={root}); choose another out=")
-    names = [re.sub(r"[^\w.=,+-]+", "_", job.name) for job in jobs]
+    names = [bounded_name(re.sub(r"[^\w.=,+-]+", "_", job.name)) for job in jobs]
     folders = [  # the folders of a/b and a_b differ
         root / (name if name == job.name or names.count(name) == 1 else f"{name}-{sha256(job.name, 8)}")
         for name, job in zip(names, jobs)

@@ -207,6 +207,17 @@ def split_paths(text: str) -> list[str]:
     return paths
 
 
+_LONGEST_NAME = 80  # characters of the name of a folder; a file system allows 255 bytes
+
+
+def bounded_name(name: str) -> str:
+    """A name for a folder: a name of more than 80 characters is cut, and ends in a hash of the whole."""
+    if len(name) <= _LONGEST_NAME and len(name.encode()) <= 2 * _LONGEST_NAME:
+        return name
+    cut = name[: _LONGEST_NAME - 9].encode()[: 2 * _LONGEST_NAME - 9].decode(errors="ignore")
+    return f"{cut}-{sha256(name, 8)}"
+
+
 def size(path: Path) -> int | None:
     """Bytes of a file; None if it does not exist."""
     try:

@@ -33,7 +33,7 @@ from specbench.harness.planned import R as R  # of a field, for the documentatio
 from specbench.rows.columns import TIMED_COLUMNS
 from specbench.rows.csv_files import append_row, as_cells, has_runs, read_rows
 from specbench.rows.selection import pooled, spread_of
-from specbench.storage.files import sha256, state, write_atomically
+from specbench.storage.files import bounded_name, sha256, state, write_atomically
 from specbench.tables import catalog, literature
 from specbench.tables.definitions import (
     Cell,
@@ -365,7 +365,7 @@ def _of_cell(
         weights = registry.weights_here(config)
         decodes = digest(config.changed(**free), weights)
         run = TableRun(
-            place / f"{line.key}-{decodes}",
+            place / f"{bounded_name(line.key)}-{decodes}",
             config,
             line.key,
             line.label,
@@ -427,7 +427,7 @@ def _needs(table: Table, seconds: bool) -> tuple[str, ...]:
 
 
 def _file_name(text: str) -> str:
-    return "".join(c if c.isalnum() or c in "._=,+-" else "_" for c in text)
+    return bounded_name("".join(c if c.isalnum() or c in "._=,+-" else "_" for c in text))
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import json
 import os
 import pkgutil
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from specbench.cli.commands import COMMANDS, find
 from specbench.config import composition, configuration, parameters, registry
 from specbench.errors import UsageError
 from specbench.harness import run
+from specbench.rows.csv_files import read_rows
 from specbench.storage.package import __version__
 from specbench.training import recipes
 
@@ -341,6 +343,32 @@ def test_jobs_whose_names_differ_only_in_separators_have_two_folders(call: Call,
     rows = {path.parent.name: row_of(path.parent) for path in tmp_path.glob("grid/*/row.csv")}
     assert {row["prompts"] for row in rows.values()} == {"a/b.txt", "a_b.txt"}
     assert rows["prompts=a_b.txt"]["prompts"] == "a_b.txt"  # a plain name is kept
+
+
+def test_the_folder_of_a_job_with_long_parameters_has_a_short_name(call: Call, tmp_path: Path) -> None:
+    """The tree has a thousand characters, the paths more bytes than the name of a file."""
+    long = Path("提示" * 20, "é" * 60)
+    long.mkdir(parents=True)
+    for name in ("one.txt", "two.txt"):
+        (long / name).write_text("a\nb\n")
+    wide = str([[i] for i in range(200)]).replace(" ", "")
+    trees = f"method=eagle1 tree={wide},4-2-1".split()
+    for words in (trees, [f"prompts='{long}/one.txt','{long}/two.txt'", "method=sjd"]):
+        code, _, err = call("run", "-m", *words, "n=2", "metrics=none", "out=grid")
+        assert code == 0, err
+        names = [path.name for path in tmp_path.glob("grid/*/")]
+        assert len({name.casefold() for name in names}) == 2
+        assert all(len(name) <= 80 and len(name.encode()) <= 160 for name in names)
+        assert "2 finished" in call("status", "grid")[1]
+        assert call("resume", "grid")[0] == 0
+        assert call("collect", "grid", "out=all.csv")[0] == 0
+        assert len(read_rows("all.csv")) == 2
+        shutil.rmtree("grid")
+    lines = {"a" * 300: {"method": "sjd"}, "b" * 300: {"method": "scd"}}
+    Path("my.yaml").write_text(yaml.safe_dump({"n": 1, "metrics": "none", "lines": lines}))
+    code, _, err = call("suite", "my.yaml", "out=suite")
+    assert code == 0, err
+    assert "3 finished" in call("status", "suite")[1]
 
 
 def test_a_metric_that_was_asked_for_and_has_no_value_ends_with_3(call: Call, tmp_path: Path) -> None:
