@@ -262,10 +262,13 @@ def of_jobs(jobs: Sequence[Job], multirun: bool, new: Path) -> Plan[PlannedRun]:
 
 
 def _check_grid(plan: Plan[PlannedRun], overrides: Sequence[str]) -> list[str]:
-    """The arguments of a grid that its folder stores. UsageError if the folder contains a run, or a grid with other
-    arguments that `resume` could not continue after this one: a job that was started has other parameters here, or is
-    not finished and not part of this grid."""
+    """The arguments of a grid that its folder stores. UsageError if its launcher is missing, or if the folder contains
+    a run, or a grid with other arguments that `resume` could not continue after this one: a job that was started has
+    other parameters here, or is not finished and not part of this grid."""
+    from specbench.config import configuration
+
     arguments = [argument for argument in overrides if not argument.startswith("out=")]
+    configuration.check_launcher(hydras_own(overrides))
     if (plan.home / "config.yaml").exists():
         raise UsageError(f"{plan.home} holds a single run; choose another out= for the grid")
     root, hashes = plan.home, {run.folder: decoding_hash(run.config) for run in plan.runs}

@@ -167,8 +167,7 @@ class RunFolder:
         """The content of config.yaml. UsageError if it cannot be read, or was edited after the run wrote it."""
         try:
             text = content(self.config)
-            values = OmegaConf.to_container(OmegaConf.create(text.decode()))
-            assert isinstance(values, dict)
+            values: dict[Any, Any] = dict(OmegaConf.to_container(OmegaConf.create(text.decode())))  # type: ignore[arg-type]
         except Exception:
             exists = self.config.exists()
             raise UsageError(f"cannot read {self.config}" if exists else f"{self} holds no run") from None

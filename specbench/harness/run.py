@@ -180,8 +180,11 @@ def prepare(
         if not dry:
             raise
         missing = e
-    if not has_own_weights and (not complete or again):
-        check(config, elsewhere=dry)
+    if not complete or again:
+        if not has_own_weights:
+            check(config, elsewhere=dry)
+        if not dry:  # which needs no network
+            cluster.check_address(config)
     if missing is not None:
         raise missing
     return Start(records, items, requests, not complete or again)

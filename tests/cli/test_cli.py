@@ -436,6 +436,31 @@ def test_the_launchers_that_are_shipped(launcher: str, plugin: str, wanted: list
     assert all(line in out for line in wanted)
 
 
+def test_a_grid_for_slurm_needs_slurm(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for launcher in ("slurm", "submitit_slurm"):
+        words = ["-m", f"hydra/launcher={launcher}", "method=sjd", "n=1,2", "metrics=none", "out=new/grid"]
+        sentence = refused(call, "run", *words)
+        assert "sbatch" in sentence
+        assert refused(call, "run", *words, "--dry-run") == sentence
+        assert not Path("new").exists()
+    for name in ("sbatch", "srun"):
+        Path(name).touch(0o755)
+    assert call("run", *words, "--dry-run")[0] == 0
+
+
+def test_a_python_without_assertions_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hydra's parser of functions needs them; everything else works."""
+    monkeypatch.setenv("PYTHONOPTIMIZE", "1")
+    values = ("range(1,3)", "choice(1,2)", "sort(2,1)", "1,2")
+    lines = [["run", "-m", f"n={value}", "metrics=none", "device=cpu", "--cfg", "job"] for value in values]
+    code = "import json, sys; from specbench import cli; print([cli.main(w) for w in json.loads(sys.argv[1])])"
+    done = python(code, json.dumps(lines), cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == "[2, 2, 2, 0]"
+    assert done.stderr.count("PYTHONOPTIMIZE") == done.stderr.count("\n") == 3
+
+
 def test_list_shows_every_choice_with_its_line(call: Call) -> None:
     code, out, _ = call("list")
     assert code == 0

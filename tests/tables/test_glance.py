@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import overrides
+from commands import overrides, python
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -45,7 +45,7 @@ def _rows() -> dict[str, dict[str, str] | None]:
 @pytest.fixture(scope="module")
 def drawn() -> Figure:
     figure = figures._log_curves(FIGURE, TABLE, _rows())
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     return figure
 
 
@@ -70,6 +70,20 @@ def test_every_curve_and_every_exact_method_has_its_name_and_none_covers_another
             ]
             box = axes.get_window_extent()
             assert all(box.x0 < b.x0 and b.x1 < box.x1 and box.y0 < b.y0 and b.y1 < box.y1 for b in boxes.values())
+
+
+@pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "no such backend", "QtAgg"])
+def test_the_backend_of_a_notebook_ends_no_figure(backend: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """Jupyter exports the first to child processes, where it cannot be imported."""
+    monkeypatch.setenv("MPLBACKEND", backend)
+    code = (
+        "import os; from pathlib import Path; from specbench.tables import figures\n"
+        "print(figures.save(lambda: figures.new_axes(1, 2)[0], Path('.'), 'x'), os.environ['MPLBACKEND'])"
+    )
+    done = python(code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.png", "x.svg"]
+    assert done.stdout.strip().endswith(backend)  # the user's own code keeps it
 
 
 def test_zeros_are_on_their_line_and_relaxed_methods_above_it(drawn: Figure) -> None:
