@@ -6,12 +6,16 @@ import itertools
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from specbench.errors import plain
 from specbench.rows.columns import stderr_of
 from specbench.rows.selection import spread_of
 from specbench.tables.definitions import AXES, Column, Maps, Series, Stack, Table, TableFigure
@@ -68,15 +72,55 @@ def draw(table: Table, rows: Mapping[str, Row | None], folder: Path, stem: str) 
 
 def save(make: Callable[[], Figure], folder: Path, stem: str) -> list[Path]:
     """Makes a figure and saves it. The same rows give the same files. Returns the written files."""
-    written = []
-    with matplotlib().rc_context({"svg.hashsalt": "specbench", "svg.fonttype": "none"}):
+    written, mpl = [], matplotlib()
+    with mpl.rc_context({"svg.hashsalt": "specbench", "svg.fonttype": "none"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # `_further_fonts` says it once
         drawn = make()
+        if families := _further_fonts(drawn):
+            mpl.rcParams["font.family"] = [*mpl.rcParams["font.family"], *families]
+            drawn = make()
         for ending in ("svg", "png"):
             path = folder / f"{stem}.{ending}"
             metadata: dict[str, Any] = {"Date": None} if ending == "svg" else {"Software": None}
             drawn.savefig(path, dpi=150, metadata=metadata)
             written.append(path)
     return written
+
+
+def _further_fonts(drawn: Figure) -> list[str]:
+    """The fonts of this machine that have the characters of a figure that matplotlib's own font does not have, such as
+    Chinese ones. Says once which characters no font has."""
+    from matplotlib import font_manager, ft2font
+    from matplotlib.text import Text
+
+    fonts = font_manager.fontManager
+    texts: Any = drawn.findobj(Text)
+    missing = {ord(c) for text in texts for c in text.get_text() if not c.isspace()}
+    missing -= set(ft2font.FT2Font(font_manager.findfont(font_manager.FontProperties())).get_charmap())
+    if not missing:
+        return []
+    for path in {*font_manager.findSystemFonts()} - {entry.fname for entry in fonts.ttflist}:
+        with suppress(Exception):  # not every file is a font that the library reads
+            fonts.addfont(path)  # installed since the library listed them
+    families = []
+    for entry in sorted(fonts.ttflist, key=lambda entry: (entry.name, entry.fname)):
+        if missing and entry.style == "normal" and not entry.name.startswith("Last Resort"):  # which draws boxes
+            found = missing.intersection(ft2font.FT2Font(entry.fname).get_charmap())
+            families += [entry.name] if found else []
+            missing -= found
+    if missing:
+        _say_missing("".join(map(chr, sorted(missing))))
+    return families
+
+
+@cache
+def _say_missing(characters: str) -> None:
+    from specbench.harness.log import say
+
+    say(
+        f"specbench: no font here has the characters {plain(characters[:40])}: PNG figures show boxes; install a font,"
+        " such as Noto Sans CJK"
+    )
 
 
 def matplotlib() -> Any:

@@ -86,6 +86,34 @@ def test_the_backend_of_a_notebook_ends_no_figure(backend: str, tmp_path: Path, 
     assert done.stdout.strip().endswith(backend)  # the user's own code keeps it
 
 
+def _titled(title: str, folder: Path) -> Figure:
+    """A figure with a title, as it was saved."""
+    drawn: list[Figure] = []
+
+    def make() -> Figure:
+        figure, axes = figures.new_axes(1, 1)
+        axes[0, 0].set_title(title)
+        drawn.append(figure)
+        return figure
+
+    assert all(path.stat().st_size > 1000 for path in figures.save(make, folder, "x"))
+    return drawn[-1]
+
+
+def test_a_label_is_drawn_in_a_font_that_has_its_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """If there is one on this machine: STIX comes with matplotlib, and DejaVu Sans has no such d. Otherwise one
+    sentence says so."""
+    figures._say_missing.cache_clear()
+    families = [
+        _titled(title, tmp_path).axes[0].title.get_fontfamily() for title in ("window δ=1", "\u1d81", "\u1d81 \u20ec\n")
+    ]
+    assert ["STIXGeneral" in names for names in families] == [False, True, True]
+    assert capsys.readouterr().err == ""
+    for _ in range(2):
+        _titled("\U0010fffd", tmp_path)  # of private use
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_zeros_are_on_their_line_and_relaxed_methods_above_it(drawn: Figure) -> None:
     for axis, zeros in zip(drawn.axes[::2], drawn.axes[1::2], strict=True):
         assert axis.get_yscale() == "log"
