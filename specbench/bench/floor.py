@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from specbench.decoding.loop import NetworkPass
 from specbench.errors import RunError
 from specbench.models.language import Language
+from specbench.storage import figure_files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -168,9 +169,7 @@ def draw_roofline(rows: Sequence[Mapping[str, str]], stem: Path) -> list[Path]:
     shown = [row for row in rows if row["by_nodes"] and row["node_gflop"]]
     if not shown:
         return []
-    from specbench.tables import figures
-
-    return figures.save(lambda: _roofline(shown), stem.parent, f"{stem.name}_roofline")
+    return figure_files.save(lambda: _roofline(shown), stem.parent, f"{stem.name}_roofline")
 
 
 def _roofline(shown: Sequence[Mapping[str, str]]) -> Figure:

@@ -5,19 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
-from specbench.errors import plain
 from specbench.rows.columns import stderr_of
 from specbench.rows.selection import spread_of
+from specbench.storage import figure_files
 from specbench.tables.definitions import AXES, Column, Maps, Series, Stack, Table, TableFigure
 from specbench.tables.layout import NORMAL95, comparable
 
@@ -61,76 +56,13 @@ def draw(table: Table, rows: Mapping[str, Row | None], folder: Path, stem: str) 
     if isinstance(figure, TableFigure):
         measured = tuple(panel for panel in figure.panels if any(rows.get(key) for key in panel.keys))
         curves, kind = replace(figure, panels=measured or figure.panels), _log_curves if figure.log else _curves
-        return save(lambda: kind(curves, table, rows), folder, stem)
+        return figure_files.save(lambda: kind(curves, table, rows), folder, stem)
     if isinstance(figure, Series):
-        return save(lambda: _series(figure, table, rows), folder, stem)
+        return figure_files.save(lambda: _series(figure, table, rows), folder, stem)
     if isinstance(figure, Stack):
-        return save(lambda: _stack(figure, table, rows), folder, stem)
+        return figure_files.save(lambda: _stack(figure, table, rows), folder, stem)
     assert isinstance(figure, Maps)
-    return save(lambda: _maps(figure, table, rows), folder, stem)
-
-
-def save(make: Callable[[], Figure], folder: Path, stem: str) -> list[Path]:
-    """Makes a figure and saves it. The same rows give the same files. Returns the written files."""
-    written, mpl = [], matplotlib()
-    with mpl.rc_context({"svg.hashsalt": "specbench", "svg.fonttype": "none"}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # `_further_fonts` says it once
-        drawn = make()
-        if families := _further_fonts(drawn):
-            mpl.rcParams["font.family"] = [*mpl.rcParams["font.family"], *families]
-            drawn = make()
-        for ending in ("svg", "png"):
-            path = folder / f"{stem}.{ending}"
-            metadata: dict[str, Any] = {"Date": None} if ending == "svg" else {"Software": None}
-            drawn.savefig(path, dpi=150, metadata=metadata)
-            written.append(path)
-    return written
-
-
-def _further_fonts(drawn: Figure) -> list[str]:
-    """The fonts of this machine that have the characters of a figure that matplotlib's own font does not have, such as
-    Chinese ones. Says once which characters no font has."""
-    from matplotlib import font_manager, ft2font
-    from matplotlib.text import Text
-
-    fonts = font_manager.fontManager
-    texts: Any = drawn.findobj(Text)
-    missing = {ord(c) for text in texts for c in text.get_text() if not c.isspace()}
-    missing -= set(ft2font.FT2Font(font_manager.findfont(font_manager.FontProperties())).get_charmap())
-    if not missing:
-        return []
-    for path in {*font_manager.findSystemFonts()} - {entry.fname for entry in fonts.ttflist}:
-        with suppress(Exception):  # not every file is a font that the library reads
-            fonts.addfont(path)  # installed since the library listed them
-    families = []
-    for entry in sorted(fonts.ttflist, key=lambda entry: (entry.name, entry.fname)):
-        if missing and entry.style == "normal" and not entry.name.startswith("Last Resort"):  # which draws boxes
-            found = missing.intersection(ft2font.FT2Font(entry.fname).get_charmap())
-            families += [entry.name] if found else []
-            missing -= found
-    if missing:
-        _say_missing("".join(map(chr, sorted(missing))))
-    return families
-
-
-@cache
-def _say_missing(characters: str) -> None:
-    from specbench.harness.log import say
-
-    say(
-        f"specbench: no font here has the characters {plain(characters[:40])}: PNG figures show boxes; install a font,"
-        " such as Noto Sans CJK"
-    )
-
-
-def matplotlib() -> Any:
-    """The library, whatever MPLBACKEND says: a notebook exports the name of its own backend, which cannot be imported
-    elsewhere. No backend is needed, because no figure has a window."""
-    with mock.patch.dict(os.environ):
-        os.environ.pop("MPLBACKEND", None)
-        import matplotlib as mpl
-
-    return mpl
+    return figure_files.save(lambda: _maps(figure, table, rows), folder, stem)
 
 
 def new_axes(down: int, across: int, **shared: Any) -> tuple[Figure, Any]:

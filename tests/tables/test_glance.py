@@ -17,6 +17,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from specbench.errors import UsageError
+from specbench.storage import figure_files
 from specbench.tables import catalog, figures
 from specbench.tables.catalog import TABLES, Source
 from specbench.tables.definitions import TableFigure
@@ -78,7 +79,8 @@ def test_the_backend_of_a_notebook_ends_no_figure(backend: str, tmp_path: Path, 
     monkeypatch.setenv("MPLBACKEND", backend)
     code = (
         "import os; from pathlib import Path; from specbench.tables import figures\n"
-        "print(figures.save(lambda: figures.new_axes(1, 2)[0], Path('.'), 'x'), os.environ['MPLBACKEND'])"
+        "from specbench.storage import figure_files\n"
+        "print(figure_files.save(lambda: figures.new_axes(1, 2)[0], Path('.'), 'x'), os.environ['MPLBACKEND'])"
     )
     done = python(code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -96,14 +98,14 @@ def _titled(title: str, folder: Path) -> Figure:
         drawn.append(figure)
         return figure
 
-    assert all(path.stat().st_size > 1000 for path in figures.save(make, folder, "x"))
+    assert all(path.stat().st_size > 1000 for path in figure_files.save(make, folder, "x"))
     return drawn[-1]
 
 
 def test_a_label_is_drawn_in_a_font_that_has_its_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """If there is one on this machine: STIX comes with matplotlib, and DejaVu Sans has no such d. Otherwise one
     sentence says so."""
-    figures._say_missing.cache_clear()
+    figure_files._say_missing.cache_clear()
     families = [
         _titled(title, tmp_path).axes[0].title.get_fontfamily() for title in ("window δ=1", "\u1d81", "\u1d81 \u20ec\n")
     ]
