@@ -26,6 +26,10 @@ class NumberError(UsageError):
     guidance scale and the precision do not match. No token that was drawn from them is used in an image."""
 
 
+class MissingFilesError(UsageError):
+    """Weights or data that a run needs are not on this machine. A dry run lists them and how to get them."""
+
+
 class RunError(Exception):
     """Work that was started and could not be finished although the arguments are valid: a full disk, too little memory.
     The command line prints the message without a traceback and exits with 1."""

@@ -77,7 +77,7 @@ def call(
     monkeypatch.delenv("SPECBENCH_DEBUG", raising=False)
     monkeypatch.setenv("SPECBENCH_HOME", "/dev/null/there")
     monkeypatch.setattr(run, "_load_pipeline", FakePipeline)
-    monkeypatch.setattr(run, "check", lambda cfg: None)
+    monkeypatch.setattr(run, "check", lambda cfg, elsewhere=False: None)
     monkeypatch.setattr(registry, "weights_here", lambda cfg: None)
 
     def run_it(*words: str) -> tuple[int, str, str]:

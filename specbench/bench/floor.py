@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,10 @@ from torch import Tensor, nn
 from specbench.decoding.loop import NetworkPass
 from specbench.errors import RunError
 from specbench.models.language import Language
+from specbench.storage import figure_files
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: The most attempts until the two measurements agree.
 ATTEMPTS = 3
@@ -165,13 +169,15 @@ def draw_roofline(rows: Sequence[Mapping[str, str]], stem: Path) -> list[Path]:
     shown = [row for row in rows if row["by_nodes"] and row["node_gflop"]]
     if not shown:
         return []
-    import matplotlib as mpl
+    return figure_files.save(lambda: _roofline(shown), stem.parent, f"{stem.name}_roofline")
 
-    mpl.use("Agg")
-    mpl.rcParams |= {"svg.hashsalt": "specbench", "svg.fonttype": "none"}
-    import matplotlib.pyplot as plt
 
-    figure, axis = plt.subplots(figsize=(6.4, 4.6), layout="constrained")
+def _roofline(shown: Sequence[Mapping[str, str]]) -> Figure:
+    """The figure of `draw_roofline`, of at least one row with passes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.6), layout="constrained")
+    axis = figure.subplots()
     latest: dict[str, Mapping[str, str]] = {_name(row): row for row in shown}
     intensities = []
     for number, (name, row) in enumerate(latest.items()):
@@ -199,11 +205,7 @@ def draw_roofline(rows: Sequence[Mapping[str, str]], stem: Path) -> list[Path]:
     )
     axis.grid(True, which="both", linewidth=0.3, alpha=0.6)
     axis.legend(fontsize=8, frameon=False, loc="upper left")
-    files = [stem.with_name(f"{stem.name}_roofline.{kind}") for kind in ("svg", "png")]
-    for file in files:
-        figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
-    plt.close(figure)
-    return files
+    return figure
 
 
 def _name(row: Mapping[str, str]) -> str:

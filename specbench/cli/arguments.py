@@ -235,7 +235,7 @@ def _shown(form: str, item: Argument | Words) -> str:
 def _meaning(item: Parameter | Words | str) -> str:
     if not isinstance(item, Argument):
         return item if isinstance(item, str) else " ".join(item.line.split())
-    choices = f": {', '.join(item.choices)}" if item.choices else ""
+    choices = f": {', '.join(map(str, item.choices))}" if item.choices else ""
     default = f" (default: {item.default})" if item.default else ""
     return f"{item.line}{choices}{default}"
 

@@ -24,7 +24,7 @@ from specbench.errors import RunError, UsageError, one_line
 from specbench.harness.planned import Plan, PlannedRun
 from specbench.rows.provenance import decoding_hash
 from specbench.storage import home
-from specbench.storage.files import sha256, write_atomically
+from specbench.storage.files import bounded_name, sha256, write_atomically
 from specbench.storage.reading import read_json
 
 if TYPE_CHECKING:
@@ -87,7 +87,12 @@ def main(line: CommandLine) -> int:
         from specbench.tables import forecast
 
         again = shlex.join(["specbench", "run", *["-m"] * multirun, *overrides])
-        print(forecast.report(plan.title, plan.runs, again, line["device_for"]))
+        if multirun:
+            _check_grid(plan, overrides)
+        text, mistake = forecast.report(plan.title, plan.runs, again, line["device_for"])
+        if mistake is not None:  # the run would do nothing
+            raise mistake
+        print(text)
         return 0
     if multirun:
         return grid(plan, overrides)
@@ -112,15 +117,13 @@ def _show(what: str, jobs: Sequence[Job], overrides: Sequence[str]) -> int:
 
 def grid(plan: Plan[PlannedRun], overrides: Sequence[str]) -> int:
     """Runs the jobs of a grid. A failed job does not stop the others."""
-    from specbench.harness.run import check
+    from specbench.harness.run import check_inputs
 
     root, again = plan.home, _command(["-m", *overrides], plan.home)
+    arguments = _check_grid(plan, overrides)
     for run in plan.runs:
-        check(run.config)
-    if (root / "config.yaml").exists():
-        raise UsageError(f"{root} holds a single run; choose another out= for the grid")
-    arguments = [argument for argument in overrides if not argument.startswith("out=")]
-    _check_stored_grid(plan, arguments)
+        if run.status().state != "finished":
+            check_inputs(run.config)
     try:
         root.mkdir(parents=True, exist_ok=True)
         write_grid(root, arguments)
@@ -246,7 +249,7 @@ def of_jobs(jobs: Sequence[Job], multirun: bool, new: Path) -> Plan[PlannedRun]:
         return Plan(str(root), root, (PlannedRun(root, jobs[0].cfg, asked=jobs[0].asked),))
     if "${" in str(root):
         raise UsageError(f"the folder of a grid cannot hold ${{ (out={root}); choose another out=")
-    names = [re.sub(r"[^\w.=,+-]+", "_", job.name) for job in jobs]
+    names = [bounded_name(re.sub(r"[^\w.=,+-]+", "_", job.name)) for job in jobs]
     folders = [  # the folders of a/b and a_b differ
         root / (name if name == job.name or names.count(name) == 1 else f"{name}-{sha256(job.name, 8)}")
         for name, job in zip(names, jobs)
@@ -258,14 +261,21 @@ def of_jobs(jobs: Sequence[Job], multirun: bool, new: Path) -> Plan[PlannedRun]:
     return Plan(f"{len(jobs)} jobs in {root}", root, tuple(runs))
 
 
-def _check_stored_grid(plan: Plan[PlannedRun], arguments: Sequence[str]) -> None:
-    """UsageError if the folder of a grid contains a grid with other arguments that `resume` could not continue after
-    this one: a job that was started has other parameters here, or is not finished and not part of this grid."""
+def _check_grid(plan: Plan[PlannedRun], overrides: Sequence[str]) -> list[str]:
+    """The arguments of a grid that its folder stores. UsageError if its launcher is missing, or if the folder contains
+    a run, or a grid with other arguments that `resume` could not continue after this one: a job that was started has
+    other parameters here, or is not finished and not part of this grid."""
+    from specbench.config import configuration
+
+    arguments = [argument for argument in overrides if not argument.startswith("out=")]
+    configuration.check_launcher(hydras_own(overrides))
+    if (plan.home / "config.yaml").exists():
+        raise UsageError(f"{plan.home} holds a single run; choose another out= for the grid")
     root, hashes = plan.home, {run.folder: decoding_hash(run.config) for run in plan.runs}
     try:
         before = in_folder(root).runs if is_grid(root) and arguments_of(root) != arguments else ()
     except UsageError:  # no command can continue it
-        return
+        return arguments
     for run in before:
         if not run.folder.exists():
             continue
@@ -275,6 +285,7 @@ def _check_stored_grid(plan: Plan[PlannedRun], arguments: Sequence[str]) -> None
                 f"{root} holds another grid, with the job {run.folder.name}: choose another out=, or continue that grid"
                 f" with specbench resume {shlex.quote(str(root))}"
             )
+    return arguments
 
 
 def write_grid(root: Path, arguments: Sequence[str]) -> None:

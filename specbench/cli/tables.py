@@ -102,7 +102,9 @@ def main(
             from specbench.tables import forecast
 
             title, command = f"{table.id} in {todo.home}", _command(table, line)
-            print(forecast.report(title, todo.missing, command, line["device_for"], results))
+            text, mistake = forecast.report(title, todo.missing, command, line["device_for"], results)
+            print(text)
+            failed += [] if mistake is None else [mistake]
         else:
             if not line["--no-run"]:
                 started = {run.folder for run in todo.missing if table.rows_of == "run"}
@@ -189,7 +191,13 @@ def suite(line: CommandLine, bench: Bench | None = None) -> int:
         from specbench.tables import forecast
 
         todo = plan_suite(chosen, out)
-        print(forecast.report(f"{todo.title} in {out}", todo.runs, todo.command, line["device_for"]))
+        measure.check_folder(chosen, out)
+        words = [line.words[0], *line.others]
+        command = f"specbench suite{parameters.including_flags()} {shlex.join(words)}"
+        text, mistake = forecast.report(f"{todo.title} in {out}", todo.runs, command, line["device_for"])
+        print(text)
+        if mistake is not None:
+            raise mistake
         return 0
     return execute(chosen, out, bench or Bench(), line["--jobs"], formats, line["--no-run"])
 
@@ -199,7 +207,7 @@ def execute(
 ) -> int:
     """Executes the missing runs of a suite in its folder, and draws its table."""
     todo = plan_suite(suite, out)
-    with locked(out, lambda: measure.check_folder(out)):
+    with locked(out, lambda: measure.check_folder(suite, out)):
         measure.write_definition(suite, out)
         for text in todo.left_out:
             say(f"{todo.title}: {text}")

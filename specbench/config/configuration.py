@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import re
+import shutil
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -191,6 +193,12 @@ def _parsed(text: str) -> Override:
         raise UsageError(
             f"cannot read '{text}': write name=value, and quote a value with commas or brackets: 'out=\"a, b\"'"
         ) from None
+    except Exception:
+        if not sys.flags.optimize:
+            raise
+        raise UsageError(
+            f"Hydra cannot read '{text}' in a Python without assertions: unset PYTHONOPTIMIZE, and leave -O out"
+        ) from None
 
 
 def _expand(overrides: Sequence[str], multirun: bool) -> list[tuple[str, list[str]]]:
@@ -362,9 +370,23 @@ def _by_hydra(_conf: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
 
 
 @cached
-def _sweeper(_conf: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
+def _hydras(_conf: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
+    """Hydra's own configuration for these arguments, of which some values are not known before a job."""
+    composed = hydra.compose(CONFIG, list(arguments), return_hydra_config=True).hydra
+    return {name: OmegaConf.to_container(composed[name]) for name in ("sweeper", "launcher")}
+
+
+def _sweeper(conf: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
     """The parameters over which an experiment or Hydra's own arguments sweep, with their lists of values."""
-    composed: Any = OmegaConf.to_container(
-        hydra.compose(CONFIG, list(arguments), return_hydra_config=True).hydra.sweeper
-    )
-    return {str(key): value for key, value in (composed.get("params") or {}).items()}
+    return {str(key): value for key, value in (_hydras(conf, arguments)["sweeper"].get("params") or {}).items()}
+
+
+def check_launcher(hydras: Sequence[str]) -> None:
+    """Raises UsageError if Hydra's own arguments name a launcher that this machine does not have."""
+    with session():
+        launcher = str(_hydras(parameters.conf_dir(), tuple(hydras))["launcher"]["_target_"]) if hydras else ""
+    if launcher.endswith("SlurmLauncher") and (absent := [n for n in ("sbatch", "srun") if shutil.which(n) is None]):
+        raise UsageError(
+            f"Slurm's command {absent[0]} is not on this machine: start the grid on a login node of the cluster, or"
+            " without hydra/launcher="
+        )

@@ -7,26 +7,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specbench.config import parameters, registry
-from specbench.errors import UsageError, steps
+from specbench.errors import MissingFilesError, steps
 from specbench.storage import home, sources
 
 
 def check(cfg: Mapping[str, Any]) -> None:
-    """Raises UsageError if weights are missing; the message says how to get them."""
+    """Raises MissingFilesError if weights are missing; the message says how to get them."""
     other = registry.official_target(cfg.get("drafter_weights") or "")
     if other and not (drafting := home.model_folder(other) / "target").is_dir():
-        raise UsageError(f"{drafting} does not exist: {advice(other)}")
+        raise MissingFilesError(f"{drafting} does not exist: {advice(other)}")
     folder, model = registry.weights_folder(cfg), cfg["model"]
     if folder is None:
         return
     if model in registry.model_sources():
         if absent := registry.absent_folders(cfg):
             what = advice(model, absent, cfg.get("size"), cfg["weights"])
-            raise UsageError(f"{folder} has no {', '.join(f'{part}/' for part in absent)}: {what}")
+            raise MissingFilesError(f"{folder} has no {', '.join(f'{part}/' for part in absent)}: {what}")
     elif not parameters.default("model", model, "assets"):
         if not folder.is_dir():
             put = steps(f"put the weights of {model} there", "weights=random")
-            raise UsageError(f"{folder} does not exist: {put}")
+            raise MissingFilesError(f"{folder} does not exist: {put}")
     else:
         target, drafter = ([path.name for path in group if not path.is_file()] for group in registry.weight_files(cfg))
         if target or drafter:
@@ -38,7 +38,7 @@ def check(cfg: Mapping[str, Any]) -> None:
                 ways = [f"use a drafter that it has ({', '.join(here)})"] if here else []
                 ways += [f"`{train}`, then drafter_weights=DIR with its result"]
             ways += ["weights=DIR with a folder that has them", "weights=random"]
-            raise UsageError(f"{folder} has no {', '.join([*target, *drafter])}: {steps(*ways)}")
+            raise MissingFilesError(f"{folder} has no {', '.join([*target, *drafter])}: {steps(*ways)}")
 
 
 def advice(model: str, absent: Sequence[str] = (), size: int | None = None, weights: str = "official") -> str:

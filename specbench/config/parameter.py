@@ -30,7 +30,7 @@ LONGEST = 10_000  # characters of an argument: Hydra's grammar needs seconds for
 _WANTED = {
     "flag": "true or false",
     "names": "a list of names",
-    "tree": "a tree's name, its children by depth such as 4-2-1, or a list of paths such as [[0],[1],[0,0]], at"
+    "tree": "a tree's name, its children by depth such as 4-2-1 or 4, or a list of paths such as [[0],[1],[0,0]], at"
     f" most {DRAFT} of at most {DEEP} each",
 }
 
@@ -44,7 +44,7 @@ class Parameter:
     low: float | None = None
     high: float | None = None
     above: bool = False  # `low` itself is excluded
-    choices: tuple[str, ...] = ()
+    choices: tuple[str | int, ...] = ()
     pattern: str = ""  # a regular expression for texts of a certain form
     null: str = ""  # the meaning of null; empty: null is an error
     also: tuple[str, ...] = ()  # words that are allowed instead of a number
@@ -54,7 +54,7 @@ class Parameter:
     def wanted(self) -> str:
         """The form and range of a value, as text."""
         if self.choices:
-            text = "one of " + ", ".join(self.choices)
+            text = "one of " + ", ".join(map(str, self.choices))
         elif self.kind == "integers":
             most = "" if self.high is None else f" and at most {self.high}"
             text = f"a list of rising integers of at least {self.low:g}{most}, such as [100,400]"
@@ -131,6 +131,7 @@ class Parameter:
             ok = isinstance(value, list) and all(type(v) is int for v in value) and value == sorted(set(value))
             ok = ok and bool(value) and self._in_range(value[0]) and self._in_range(value[-1])
         elif self.kind == "tree":
+            value = str(value) if _is_integer(value) and value > 0 else value  # tree=4: four children of the root
             ok = (isinstance(value, str) and bool(value)) or _is_tree(value)
         elif self.kind == "path":
             ok = (isinstance(value, str) or _is_integer(value)) and str(value) != ""

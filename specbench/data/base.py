@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from specbench.errors import UsageError
+from specbench.errors import MissingFilesError, UsageError
 from specbench.storage import home
 
 LONGEST = 10_000  # characters of a prompt
@@ -75,14 +75,14 @@ def spread(classes: int, cfg: Mapping[str, Any]) -> list[tuple[int, int, str]]:
 def find(cfg: Mapping[str, Any], *names: str, how: str = "") -> Path:
     """The first of the files `names` that exists in data_dir=, or, if that is null, in the folder of fetched files.
 
-    Raises UsageError if no file exists; `how` is its advice on how to get one (default: `specbench fetch`).
+    Raises MissingFilesError if no file exists; `how` is its advice on how to get one (default: `specbench fetch`).
     """
     name = cfg["data"]
     folder = home.expanded(cfg["data_dir"]) if cfg["data_dir"] else home.data_folder(name)
     for file in names:
         if os.path.isfile(folder / file):
             return folder / file
-    raise UsageError(
+    raise MissingFilesError(
         f"data={name} needs {' or '.join(names)}, looked for in {folder}:"
         f" {how or f'run `specbench fetch data={name}`'}, or name a folder that has it with data_dir=DIR"
     )

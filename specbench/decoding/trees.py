@@ -55,10 +55,11 @@ def named(name: str) -> list[Path]:
 
 
 def parse(tree: str | Sequence[Sequence[int]]) -> list[Path]:
-    """The paths of a tree from its name, from the number of children of every node by depth (such as 4-2-1), or from a
-    list such as [[0], [1], [0, 0]], also as text. UsageError for anything else, and for a tree that is too large."""
+    """The paths of a tree from its name, from the number of children of every node by depth (4-2-1, or 4 for one
+    level), or from a list such as [[0], [1], [0, 0]], also as text. UsageError for anything else, and for a tree that
+    is too large."""
     if isinstance(tree, str):
-        if re.fullmatch(r"[0-9]{1,4}(-[0-9]{1,4})+", tree):
+        if re.fullmatch(r"[0-9]{1,4}(-[0-9]{1,4})*", tree):
             return _by_widths([int(width) for width in tree.split("-")])
         if not tree.lstrip().startswith("["):
             return named(tree)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import subprocess
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -16,10 +18,12 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from specbench import data
-from specbench.errors import RunError, UsageError, install
+from specbench.errors import RunError, UsageError, install, plain
 from specbench.harness import processes
+from specbench.harness.log import say
 from specbench.harness.worker import Died, Event, Failure, Loader, Worker
 
+WAIT_S = 60  # seconds for which a cluster may be silent
 MOST_DEATHS = 3  # workers that may die on one image, or before the first of them is ready
 
 _QUIET = {
@@ -28,6 +32,38 @@ _QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 _STORE_BYTES = 128 * 2**20  # memory for images in transit; Ray's default is a third of the machine's memory
+
+
+def is_used(cfg: Mapping[str, Any]) -> bool:
+    """Whether a run decodes in other processes."""
+    return bool(cfg["workers"] > 1 or cfg["ray_address"])
+
+
+def check(cfg: Mapping[str, Any]) -> None:
+    """Raises UsageError if a run needs Ray and it is not installed."""
+    if is_used(cfg) and importlib.util.find_spec("ray") is None:
+        raise UsageError(f"workers= above 1 and ray_address= need Ray: {install('ray')}")
+
+
+def check_address(cfg: Mapping[str, Any]) -> None:
+    """Raises UsageError if no cluster answers at `ray_address` within `WAIT_S`. Another process tries it, because Ray
+    ends its own process if it cannot connect."""
+    if not (address := cfg["ray_address"]):
+        return
+    say(f"connecting to the Ray cluster at {address}")
+    program = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False)"
+    command = [sys.executable, "-c", program, address]
+    environment = {**_QUIET, **os.environ}
+    why = f"no answer within {WAIT_S} s"
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        pass
+    else:
+        if done.returncode == 0:
+            return
+        why = _last_line(done.stderr)
+    raise UsageError(f"cannot connect to ray_address={address}: {plain(why)}; start Ray there, or name another address")
 
 
 class WorkerActor:
@@ -68,8 +104,6 @@ class Workers:
         self._failed_starts = 0  # workers that died while loading since a worker last finished loading
 
     def __enter__(self) -> Self:
-        if importlib.util.find_spec("ray") is None:
-            raise UsageError(f"workers= above 1 and ray_address= need Ray: {install('ray')}")
         with ExitStack() as stack:
             if not self._cfg["ray_address"]:
                 stack.enter_context(processes.guarded())
@@ -157,9 +191,9 @@ class Workers:
         return [Died(f"a worker died ({how}) while decoding {size} images")]
 
 
-def _last_line(error: Exception) -> str:
-    """The last line of Ray's long text about a death."""
-    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "")[:200]
+def _last_line(text: object) -> str:
+    """The last line of a long text of Ray."""
+    return next((line.strip() for line in reversed(str(text).splitlines()) if line.strip()), "")[:200]
 
 
 def _connected(num_workers: int, address: str | None) -> Any:

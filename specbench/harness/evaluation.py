@@ -34,7 +34,14 @@ from specbench.rows.provenance import new_run_id
 from specbench.rows.scores import ScoreJournal, ScoreLine, images_fingerprint, notes, score_columns
 from specbench.storage import home, image_files
 from specbench.storage.csv_text import csv_text
-from specbench.storage.files import is_temporary, locked, sha256, sha256_if_readable, write_atomically
+from specbench.storage.files import (
+    bounded_name,
+    is_temporary,
+    locked,
+    sha256,
+    sha256_if_readable,
+    write_atomically,
+)
 from specbench.storage.image_files import ImageFiles
 from specbench.storage.reading import read_json
 
@@ -150,7 +157,7 @@ def _with_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def _default_out(folder: Path) -> Path:
     """The default folder of the results. The same images always have the same one, so that scoring continues there."""
     images = folder.resolve()
-    return Path("runs", "evaluate", f"{images.name}-{sha256(str(images), 8)}")
+    return Path("runs", "evaluate", f"{bounded_name(images.name)}-{sha256(str(images), 8)}")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from specbench import data
 from specbench.config import indices
 from specbench.config.run_config import RunConfig
 from specbench.errors import RunError
+from specbench.harness import cluster
 from specbench.harness.folder import RunFolder, RunRecords
 from specbench.harness.log import LOG, say, stop_on_interrupt, warn
 from specbench.harness.worker import Died, Event, Failure, Image, Joined, Loader, Shrunk, Worker
@@ -74,9 +75,7 @@ class Execution:
 
     @contextmanager
     def _executor(self) -> Iterator[Executor]:
-        if self.cfg["workers"] > 1 or self.cfg["ray_address"]:
-            from specbench.harness import cluster
-
+        if cluster.is_used(self.cfg):
             with cluster.Workers(self.cfg, self.loader) as workers:
                 yield workers
             return

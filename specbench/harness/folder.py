@@ -25,7 +25,7 @@ from specbench.rows.csv_files import to_csv
 from specbench.rows.journal import TIMINGS, Journal, Record, TimingJournal
 from specbench.rows.provenance import MAY_CHANGE, RunMetadata, decoding_hash
 from specbench.rows.scores import ScoreJournal
-from specbench.storage.files import check_regular, content, is_temporary, locked, sha256, write_atomically
+from specbench.storage.files import check_parent, check_regular, content, is_temporary, locked, sha256, write_atomically
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)  # errors that no argument can fix
 _DENIED = (errno.EACCES, errno.EPERM)  # of the folder, if it became unwritable, or of another file, such as weights
@@ -105,7 +105,7 @@ class RunFolder:
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Creates the folder, locks it against a second process, and logs into it."""
-        with locked(self.path, self._check_ours):
+        with locked(self.path, self.check_ours):
             try:
                 with logging_to(self.path / "run.log"):
                     yield
@@ -117,8 +117,14 @@ class RunFolder:
                     ) from None
                 raise
 
-    def _check_ours(self) -> None:
-        """UsageError if the folder contains other files, or a link out of it."""
+    def check_ours(self) -> None:
+        """UsageError if the folder contains other files, or a link out of it. It need not exist; OSError if it cannot
+        be made."""
+        if not self.path.exists():
+            check_parent(self.path)
+            return
+        if not self.path.is_dir():
+            raise FileExistsError(errno.EEXIST, "File exists")
         check_regular(self.path, {path.name for path in vars(self).values() if path != self.path} | {"run.log"})
         if self.config.exists():
             return
@@ -161,8 +167,7 @@ class RunFolder:
         """The content of config.yaml. UsageError if it cannot be read, or was edited after the run wrote it."""
         try:
             text = content(self.config)
-            values = OmegaConf.to_container(OmegaConf.create(text.decode()))
-            assert isinstance(values, dict)
+            values: dict[Any, Any] = dict(OmegaConf.to_container(OmegaConf.create(text.decode())))  # type: ignore[arg-type]
         except Exception:
             exists = self.config.exists()
             raise UsageError(f"cannot read {self.config}" if exists else f"{self} holds no run") from None

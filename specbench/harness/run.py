@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 from specbench import data
 from specbench.config import indices, missing_weights, parameters, registry
 from specbench.config.run_config import RunConfig
-from specbench.errors import RunError, UsageError
-from specbench.harness import row, scoring, sheet
+from specbench.errors import MissingFilesError, RunError, UsageError
+from specbench.harness import cluster, row, scoring, sheet
 from specbench.harness.execution import Execution
 from specbench.harness.folder import (
     RunFolder,
@@ -41,7 +42,7 @@ from specbench.harness.scoring import Scoring
 from specbench.harness.worker import Loader
 from specbench.rows import report_text, timing, trackers
 from specbench.rows.csv_files import as_read
-from specbench.rows.journal import Journal, Record, TimingJournal, read_of
+from specbench.rows.journal import Record, TimingJournal, read_of
 from specbench.rows.scores import ScoreLine
 from specbench.storage import home
 from specbench.storage.files import sha256_file
@@ -94,52 +95,115 @@ def run(
     finished images, the second one stops at once.
     """
     folder = RunFolder(home.expanded(out or config["out"] or new_folder()))
-    is_new = not folder.path.exists()
-    trackers.check(config)
+    new = [path for path in (folder.path, *folder.path.parents) if not path.exists()]
+    loader = loader or _load_pipeline
     with folder.opened():
-        folder.compare_config(config)
-        records = folder.open_records(config)
+        start: Start | None = None
         try:
-            outcome = _run(config, folder, records, loader or _load_pipeline, asked)
+            start = prepare(config, folder, has_own_weights=loader is not _load_pipeline)
+            outcome = _run(config, folder, start, loader, asked)
             _track(outcome)
             return outcome
         except KeyboardInterrupt:
-            done = records.progress
+            if start is None:
+                raise
+            done = start.records.progress
             LOG.info("stopped by the user with %s", done)
-            part = _write_partial_row(config, folder, records)
+            part = _write_partial_row(config, folder, start.records)
             text = f"; the row over the first {part} is in its row.csv" if part else ""
             raise Stopped(f"stopped with {done} done in {folder}{text}", folder.path) from None
         except (UsageError, RunError) as e:
-            LOG.error("%s", e)
-            if isinstance(e, UsageError) and is_new and not records.method.records:
-                shutil.rmtree(folder.path)  # a run that could not start leaves nothing
+            if start is not None:  # a refused start changes nothing in the folder
+                LOG.error("%s", e)
+            if isinstance(e, UsageError) and new and not (start and start.records.method.records):
+                _remove(new)
             raise
         except Exception as e:
             LOG.exception("cannot write" if folder.disk_fault(e) else "failed")
             raise
 
 
-def _run(config: RunConfig, folder: RunFolder, records: RunRecords, loader: Loader, asked: bool) -> RunOutcome:
-    began = time.time()
-    # A finished run must not continue with weights that were trained later. (A custom loader has its own weights.)
-    if loader is _load_pipeline and (here := registry.weights_here(config)) is not None:
-        folder.check_same("weights", here)
+def _remove(new: Sequence[Path]) -> None:
+    """Removes the folder of a run that could not start, and the folders above it that were made for it."""
+    shutil.rmtree(new[0])
+    with suppress(OSError):  # another run has put something there
+        for path in new[1:]:
+            path.rmdir()
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a run finds when it starts: the records in its folder, its prompts, one per image ([]: a complete run whose
+    file of prompts is gone), and its metrics with their fingerprints. decodes: whether images are missing, or are to be
+    timed again."""
+
+    records: RunRecords
+    items: list[data.Item]
+    requests: Mapping[str, str]
+    decodes: bool
+
+
+def prepare(
+    config: RunConfig,
+    folder: RunFolder,
+    has_own_weights: bool = False,
+    dry: bool = False,
+    load: Callable[[RunConfig], list[data.Item]] = data.images_of,
+) -> Start:
+    """Makes every check that a run makes before it loads a model, and changes nothing.
+
+    Args:
+        config, folder: of the run; the folder need not exist.
+        has_own_weights: a custom loader makes the pipeline, so that no weights are needed.
+        dry: a dry run, which may be on another machine than the run: a GPU may be missing, and weights or data that are
+            missing are reported after every mistake.
+        load: reads the prompts.
+
+    Raises UsageError, and MissingFilesError for weights or data that are not here.
+    """
+    _check_libraries(config)
+    folder.check_ours()
+    folder.compare_config(config)
+    records = folder.open_records(config)
     complete, requests = records.is_complete, scoring.requests(config)
-    items = current_prompts(config) if complete else data.images_of(config)
-    records.check_prompts(items)
+    folder.open_scores()
+    again = complete and timing.is_timed(config) and bool(records.to_time_again)  # an earlier start was stopped
+    # A finished run must not continue with weights that were trained later. (A custom loader has its own weights.)
+    if not has_own_weights and (here := registry.weights_here(config)) is not None:
+        folder.check_same("weights", here)
+    items: list[data.Item] = []
+    missing: MissingFilesError | None = None
+    try:
+        items = current_prompts(config) if complete else load(config)
+        records.check_prompts(items)
+    except MissingFilesError as e:
+        if not dry:
+            raise
+        missing = e
+    if not complete or again:
+        if not has_own_weights:
+            check(config, elsewhere=dry)
+        if not dry:  # which needs no network
+            cluster.check_address(config)
+    if missing is not None:
+        raise missing
+    return Start(records, items, requests, not complete or again)
+
+
+def _run(config: RunConfig, folder: RunFolder, start: Start, loader: Loader, asked: bool) -> RunOutcome:
+    began, records, items = time.time(), start.records, start.items
     folder.write_config(config)
     parameters.remember_included(folder.path)
     if asked != folder.metadata().asked:
         folder.update_metadata(asked=asked)
-    again = complete and timing.is_timed(config) and bool(records.to_time_again)  # an earlier start was stopped
-    if not complete or again:
-        _announce_unmeasured(config, requests)
+    if start.decodes:
+        _announce_unmeasured(config, start.requests)
         items = items or recorded_prompts(records.wanted_records[0], config)
         Execution(config, folder, loader).decode_missing(records, items)
-    decoded, scorer = time.time(), Scoring(config, requests, folder.path)
+    decoded, scorer = time.time(), Scoring(config, start.requests, folder.path)
     lines = scorer.lines(records, lambda: items or data.images_of(config))
     scored = time.time()
-    outcome = _finish(config, folder, records, lines, complete and not again and not scorer.added)
+    outcome = _finish(config, folder, records, lines, not start.decodes and not scorer.added)
     if outcome.nothing_left:
         return outcome
     made = [*records.again, *(record for journal in records.journals for record in journal.records.values())]
@@ -159,30 +223,41 @@ def rescore(
 
     Raises UsageError if images are missing.
     """
-    config, folder = stored(path), RunFolder(path)
-    parameters.check_measurable({**config, "metrics": requested.get("metrics", ())})
-    metrics = scoring.joined(config.metrics, requested.get("metrics", config.metrics))
-    config = config.changed(**{**requested, "metrics": metrics})
+    config, folder = _scored(stored(path), requested), RunFolder(path)
     with folder.opened():
-        records = folder.open_records(config)
-        for journal in records.journals:
-            if missing := journal.missing(records.wanted):
-                raise UsageError(
-                    f"{folder} has {config.images - len(missing)} of the {config.images} images in"
-                    f" {journal.path.name}: finish it first with specbench resume {folder}"
-                )
+        records = _complete_records(folder, config)
         items = current_prompts(config) or recorded_prompts(records.wanted_records[0], config)
         records.check_prompts(items)
-        folder.write_config(config)
         scorer = Scoring(config, scoring.requests(config), folder.path, device, batch)
+        folder.write_config(config)
         return _finish(config, folder, records, scorer.lines(records, lambda: items), not scorer.added)
+
+
+def _scored(config: RunConfig, requested: Mapping[str, Any]) -> RunConfig:
+    """A configuration with further metrics, and other values of `metrics_dir` and `reference`."""
+    parameters.check_measurable({**config, "metrics": requested.get("metrics", ())})
+    metrics = scoring.joined(config.metrics, requested.get("metrics", config.metrics))
+    return config.changed(**{**requested, "metrics": metrics})
+
+
+def _complete_records(folder: RunFolder, config: RunConfig) -> RunRecords:
+    """The records of a run. UsageError if an image is missing."""
+    records = folder.open_records(config)
+    for journal in records.journals:
+        if missing := journal.missing(records.wanted):
+            raise UsageError(
+                f"{folder} has {config.images - len(missing)} of the {config.images} images in {journal.path.name}:"
+                f" finish it first with specbench resume {folder}"
+            )
+    return records
 
 
 def merge(shards: Sequence[Path], out: Path, requested: Mapping[str, Any]) -> RunOutcome:
     """Makes one run of the finished shards of a run, in a new folder or in one that an interrupted merge left.
 
     The records come from the shards, in the order of the prompts; the images are scored as a whole. requested: see
-    `rescore`. Raises UsageError if the shards are not all the parts of one run.
+    `rescore`. Raises UsageError, before anything is written, if the shards are not all the finished parts of one run,
+    or if `out` holds another run.
     """
     shards = list(dict.fromkeys(shards))
     configs = [stored(path) for path in shards]
@@ -192,20 +267,45 @@ def merge(shards: Sequence[Path], out: Path, requested: Mapping[str, Any]) -> Ru
     for name in ("weights", "device"):
         if len(different := sorted({str(session.get(name)) for session in sessions.values()})) > 1:
             raise UsageError(f"the shards were decoded with different {name}: {' and '.join(different[:2])}")
-    owners = {index: path for path, config in zip(shards, configs) for index in indices.of_run(config)}
+    parts = {path: _complete_records(RunFolder(path), config) for path, config in zip(shards, configs)}
+    owners = {index: path for path, records in parts.items() for index in records.wanted}
+    again = [record for records in parts.values() for record in records.again]
+    prompts = current_prompts(whole)
+    for records in parts.values():
+        records.check_prompts(prompts)
+    scoring.requests(_scored(whole, requested))
     folder = RunFolder(out)
+    new = [path for path in (out, *out.parents) if not path.exists()]
     with folder.opened():
-        folder.compare_config(whole)
+        merged = _records_of_merge(folder, whole, sessions)
         smallest = min((part.smallest_batch for part in metadata if part.smallest_batch), default=None)
         folder.update_metadata(sessions=sessions, smallest_batch=smallest)
         folder.write_config(whole)
-        for journal in (folder.records, folder.baseline_records):
-            _copy(journal, shards, owners)
-        again = TimingJournal(folder.timings)
-        for record in [record for path in shards for record in TimingJournal(RunFolder(path).timings)]:
-            if record not in again.lines:
-                again.add(record)
+        try:
+            for i, journal in enumerate(merged.journals):
+                for index in sorted(owners, key=lambda index: (indices.prompt_of(index), index)):
+                    if index not in journal:
+                        source = parts[owners[index]].journals[i]
+                        journal.add(source.records[index], source.image(index))
+        except UsageError:  # an image of a shard was changed
+            if new:
+                _remove(new)
+            raise
+        for record in again:
+            if record not in merged.again.lines:
+                merged.again.add(record)
     return rescore(out, requested)
+
+
+def _records_of_merge(folder: RunFolder, whole: RunConfig, sessions: Mapping[str, Any]) -> RunRecords:
+    """The records in the folder of a merge. UsageError if it has records of other processes than the shards, or is a
+    shard itself."""
+    folder.compare_config(whole)
+    if folder.config.exists() and (shard := folder.read_config().get("shard")):
+        raise UsageError(f"{folder} is the shard {shard}, which would become the whole run; choose another out=")
+    if folder.metadata().sessions.keys() - sessions.keys():
+        raise UsageError(f"{folder} holds a run that is no merge of these shards; choose another out=")
+    return folder.open_records(whole)
 
 
 def _whole(shards: Sequence[Path], configs: Sequence[RunConfig]) -> RunConfig:
@@ -223,17 +323,6 @@ def _whole(shards: Sequence[Path], configs: Sequence[RunConfig]) -> RunConfig:
     if len(configs) > len(wanted):
         raise UsageError(f"{len(configs)} folders for {len(wanted)} shards: name each shard once")
     return whole
-
-
-def _copy(journal: Path, shards: Sequence[Path], owners: Mapping[int, Path]) -> None:
-    """Appends the records and images of the shards' journals of the same name to a journal, in the order of the
-    prompts."""
-    journals = {path: Journal(file) for path in shards if (file := path / journal.name).is_file()}
-    target = Journal(journal)
-    for index in sorted(owners, key=lambda i: (indices.prompt_of(i), i)):
-        source = journals.get(owners[index])
-        if source is not None and index in source and index not in target:
-            target.add(source.records[index], source.image(index))
 
 
 def stored_outcome(path: str | Path) -> RunOutcome:
@@ -320,17 +409,35 @@ def _announce_unmeasured(config: RunConfig, requests: Mapping[str, str]) -> None
 def _load_pipeline(cfg: Mapping[str, Any]) -> BasePipeline:
     from specbench.harness.pipeline import Pipeline
 
-    check(cfg)
+    check(cfg)  # on the machine of a worker
     return Pipeline.load(cfg)
 
 
-def check(cfg: Mapping[str, Any]) -> None:
-    """Raises UsageError for mistakes that show before a model is loaded: missing weights, a bad tree, a missing
-    device."""
+def _check_libraries(cfg: Mapping[str, Any]) -> None:
+    """Raises UsageError if a library that the run needs is not installed."""
     trackers.check(cfg)
+    cluster.check(cfg)
+
+
+def check_inputs(cfg: RunConfig) -> None:
+    """Raises UsageError for every mistake in a configuration and its prompts that shows before a model is loaded, and
+    MissingFilesError for weights and data that are not here."""
+    _check_libraries(cfg)
+    data.images_of(cfg)
+    check(cfg)
+
+
+def check(cfg: Mapping[str, Any], elsewhere: bool = False) -> None:
+    """Raises UsageError for mistakes in a configuration that show before a model is loaded: a bad tree, a missing
+    device; and after them MissingFilesError for missing weights. elsewhere: a GPU may be missing here."""
+    import torch
+
     from specbench.harness import method
-    from specbench.harness.pipeline import engine_of, resolve_device
+    from specbench.harness.pipeline import check_engine, engine_of, resolve_device
 
     method.check(cfg)
-    engine_of(cfg, resolve_device(cfg["device"]))
+    if elsewhere and cfg["device"] != "cpu" and not torch.cuda.is_available():
+        check_engine(cfg)
+    else:
+        engine_of(cfg, resolve_device(cfg["device"]))
     missing_weights.check(cfg)

@@ -1,7 +1,7 @@
 """Records: one object per image, in an append-only journal.
 
 A record is one line of JSON with its own checksum, appended only after that image's PNG is in place. A process that is
-killed at any instant therefore loses at most the image that it was decoding. Reading repairs what a kill can leave: a
+killed at any instant therefore loses at most the image that it was decoding. Reading ignores what a kill can leave: a
 half-written last line is dropped, and so is a record whose image is missing. Any other incomplete line was edited.
 """
 
@@ -191,7 +191,8 @@ class Journal:
     """The records of one pass over the prompts, by index, with a method to add one."""
 
     def __init__(self, path: Path) -> None:
-        """Reads `path`, and repairs it. Raises UsageError for a line that no kill can explain."""
+        """Reads `path`. Raises UsageError for a line that no kill can explain. What a kill left is repaired before the
+        first record is added."""
         self.path = path
         self.records: dict[int, Record] = {}
         text = content(path) if path.exists() else b""
@@ -199,8 +200,7 @@ class Journal:
             if record.index not in self.records and (path.parent / record.image).is_file():
                 self.records[record.index] = record
         repaired = b"".join(to_line(record) for record in self.records.values())
-        if repaired != text:
-            write_atomically(path, repaired)
+        self._repaired = repaired if repaired != text else None
 
     def __contains__(self, index: int) -> bool:
         return index in self.records
@@ -223,6 +223,9 @@ class Journal:
         path.parent.mkdir(exist_ok=True)  # but not the run's folder: a removed one is not created again
         made = image_files.Made(record.id, record.prompt, indices.repeat_of(record.index))
         write_atomically(path, image_files.png(pixels, made))
+        if self._repaired is not None:
+            write_atomically(self.path, self._repaired)
+            self._repaired = None
         append_line(self.path, to_line(record))
         self.records[record.index] = record
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +21,22 @@ _PARQUET = ".parquet"
 
 
 def frame(*sources: str | Path) -> pd.DataFrame:
-    """The rows of any mixture of files and folders as one table, chosen as by `read`: numbers in float64 or int64
-    columns, empty cells as missing values. Raises UsageError as `read` does."""
+    """The rows of any mixture of files and folders as one table, chosen as by `read`: numbers in float64 columns, whole
+    numbers in Int64 ones, empty cells as missing values. Raises UsageError as `read` does."""
+    return _frame(read([Path(source) for source in sources])[0])
+
+
+def _frame(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """Rows as a table. (pandas itself makes a float64 of a whole number that is missing elsewhere, so that a seed would
+    be rounded.)"""
     import pandas as pd
 
-    return pd.DataFrame(read([Path(source) for source in sources])[0], columns=list(COLUMNS))
+    cells = pd.DataFrame(rows, columns=list(COLUMNS), dtype=object)
+    for name in COLUMNS:
+        kinds = {type(value) for value in cells[name] if value is not None}
+        if name in NUMBERS and kinds <= {int, float}:
+            cells[name] = cells[name].astype("Int64" if kinds == {int} else "float64")
+    return cells
 
 
 def read(sources: Sequence[Path], baselines: bool = False) -> tuple[list[dict[str, Any]], list[str]]:
@@ -130,11 +140,8 @@ def _read_parquet(path: Path) -> list[dict[str, Any]]:
 
 def _write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Numbers as int64 or float64, everything else as text; an empty cell is null."""
-    import pandas as pd
-
-    text = dict.fromkeys(COLUMNS.keys() - NUMBERS, "string")
-    cells = pd.read_csv(StringIO(to_csv(rows)), engine="python", dtype=text, keep_default_na=False, na_values=[""],
-                        dtype_backend="numpy_nullable")  # fmt: skip
+    cells = _frame([as_read(row) for row in rows])
+    cells = cells.astype({name: "string" for name in COLUMNS if cells[name].dtype == object})
     with atomic_path(path) as temporary:
         try:
             cells.to_parquet(temporary, index=False)

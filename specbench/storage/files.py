@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -116,6 +117,15 @@ def _fsync(path: Path) -> None:
         os.close(descriptor)
 
 
+def check_parent(path: Path) -> None:
+    """Raises OSError if a new file or folder of this name cannot be made. Folders above it may be missing."""
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "Not a directory")
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+
 def writable(path: str) -> Path:
     """The path of a file that a command will write. UsageError if it cannot be written, before any work is done."""
     file = home.expanded(path)
@@ -124,11 +134,7 @@ def writable(path: str) -> Path:
             raise IsADirectoryError(0, "it is a folder")
         if file.exists() and not file.is_file():
             raise FileExistsError(0, "it is a pipe or a device")
-        if file.parent.exists() and not file.parent.is_dir():
-            raise NotADirectoryError(0, "Not a directory")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if not os.access(file.parent, os.W_OK):
-            raise PermissionError(0, "Permission denied")
+        check_parent(file)
     except OSError as e:
         raise UsageError(f"cannot write {path} ({e.strerror}); choose another out=FILE.csv") from None
     return file
@@ -207,6 +213,17 @@ def split_paths(text: str) -> list[str]:
         paths.append(",".join(parts[:end]))
         parts = parts[end:]
     return paths
+
+
+_LONGEST_NAME = 80  # characters of the name of a folder; a file system allows 255 bytes
+
+
+def bounded_name(name: str) -> str:
+    """A name for a folder: a name of more than 80 characters is cut, and ends in a hash of the whole."""
+    if len(name) <= _LONGEST_NAME and len(name.encode()) <= 2 * _LONGEST_NAME:
+        return name
+    cut = name[: _LONGEST_NAME - 9].encode()[: 2 * _LONGEST_NAME - 9].decode(errors="ignore")
+    return f"{cut}-{sha256(name, 8)}"
 
 
 def size(path: Path) -> int | None:

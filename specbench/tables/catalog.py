@@ -365,6 +365,7 @@ def _curves(
 ) -> list[Curve]:
     """Adds lines, including sweeps, and returns a curve for each entry."""
     curves = []
+    settings = source.mapping("with", source.content.get("with"))
     ending = f", {suffix}" if suffix else ""
     for name, entry in entries.items():
         values_by_name = source.mapping(f"{where}: {name}", entry)
@@ -377,15 +378,28 @@ def _curves(
         keys = []
         for values in itertools.product(*swept.values()):
             point = dict(zip(swept, values, strict=True))
-            text = label
+            text = _filled(source, f"{where}: {name}", label, {**settings, **rest, **point})
             for parameter, value in point.items():
-                place = f"{{{parameter}}}"
-                addition = f", {SYMBOLS.get(parameter, parameter)}={_shown(value)}"
-                text = text.replace(place, _shown(value)) if place in label else text + addition
+                if f"{{{parameter}}}" not in label:
+                    text += f", {SYMBOLS.get(parameter, parameter)}={_shown(value)}"
             key = "_".join([name, *map(_shown, values)]) + ending
             keys.append(_line(source, key, {**rest, **point, "label": text + ending}, lines))
         curves.append(Curve(name, tuple(keys)))
     return curves
+
+
+def _filled(source: Source, where: str, label: str, values: Mapping[str, Any]) -> str:
+    """A label with the values of the parameters that it names in braces. UsageError for a parameter that the line does
+    not set."""
+
+    def value_of(place: re.Match[str]) -> str:
+        if place[1] in values and place[1] not in _OF_LINE:
+            return _shown(values[place[1]])
+        if place[1] in parameters.table():
+            raise source.fault(f"{where}: the label names {place[0]}, which the line does not set: give it a value")
+        return place[0]
+
+    return re.sub(r"\{(\w+)\}", value_of, label)
 
 
 def _sweeps(name: str, value: Any) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench.rows.columns import stderr_of
 from specbench.rows.selection import spread_of
+from specbench.storage import figure_files
 from specbench.tables.definitions import AXES, Column, Maps, Series, Stack, Table, TableFigure
 from specbench.tables.layout import NORMAL95, comparable
 
@@ -55,40 +56,21 @@ def draw(table: Table, rows: Mapping[str, Row | None], folder: Path, stem: str) 
     if isinstance(figure, TableFigure):
         measured = tuple(panel for panel in figure.panels if any(rows.get(key) for key in panel.keys))
         curves, kind = replace(figure, panels=measured or figure.panels), _log_curves if figure.log else _curves
-        return save(lambda: kind(curves, table, rows), folder, stem)
+        return figure_files.save(lambda: kind(curves, table, rows), folder, stem)
     if isinstance(figure, Series):
-        return save(lambda: _series(figure, table, rows), folder, stem)
+        return figure_files.save(lambda: _series(figure, table, rows), folder, stem)
     if isinstance(figure, Stack):
-        return save(lambda: _stack(figure, table, rows), folder, stem)
+        return figure_files.save(lambda: _stack(figure, table, rows), folder, stem)
     assert isinstance(figure, Maps)
-    return save(lambda: _maps(figure, table, rows), folder, stem)
-
-
-def save(make: Callable[[], Figure], folder: Path, stem: str) -> list[Path]:
-    """Makes a figure and saves it. The same rows give the same files. Returns the written files."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    mpl.rcParams |= {"svg.hashsalt": "specbench", "svg.fonttype": "none"}
-    import matplotlib.pyplot as plt
-
-    drawn = make()
-    written = []
-    for ending in ("svg", "png"):
-        path = folder / f"{stem}.{ending}"
-        metadata: dict[str, Any] = {"Date": None} if ending == "svg" else {"Software": None}
-        drawn.savefig(path, dpi=150, metadata=metadata)
-        written.append(path)
-    plt.close(drawn)
-    return written
+    return figure_files.save(lambda: _maps(figure, table, rows), folder, stem)
 
 
 def new_axes(down: int, across: int, **shared: Any) -> tuple[Figure, Any]:
     """A figure and its axes (down, across)."""
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
-    size = (4.1 * across, 3.4 * down)
-    return plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained", **shared)
+    drawn = Figure(figsize=(4.1 * across, 3.4 * down), layout="constrained")
+    return drawn, drawn.subplots(down, across, squeeze=False, **shared)
 
 
 def finish(drawn: Figure, axes: Iterable[Axes], across: int) -> Figure:
@@ -141,12 +123,12 @@ def _curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None]) -
 
 def _log_curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None]) -> Figure:
     """Draws one pair of axes for each panel, one below the other with a common x, so that panels can be compared."""
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     [x], [y] = figure.x, (column for column in table.columns if column.key in figure.y)
     x_label = AXES.get(x) or next(column.label for column in table.columns if column.key == x).lower()
     count = len(figure.panels)
-    drawn = plt.figure(figsize=(9.0, 0.7 + 1.65 * count))
+    drawn = Figure(figsize=(9.0, 0.7 + 1.65 * count))
     margins = {"left": 0.09, "right": 0.99, "bottom": 0.55 / drawn.get_figheight(), "top": 1 - 0.05 / count}
     grid = drawn.add_gridspec(2 * count, 1, height_ratios=(3.4, 1) * count, hspace=0, **margins)
     axes = [(drawn.add_subplot(grid[2 * i]), drawn.add_subplot(grid[2 * i + 1])) for i in range(count)]

@@ -21,9 +21,11 @@ from specbench.bench.devices import DEVICES, Device
 from specbench.bench.steps import MeasuredStep
 from specbench.config import parameters, registry
 from specbench.config.run_config import RunConfig
-from specbench.errors import UsageError
+from specbench.data import Item, images_of
+from specbench.errors import MissingFilesError, UsageError
+from specbench.harness import run as running
+from specbench.harness.folder import RunFolder
 from specbench.harness.method import shape_of
-from specbench.harness.pipeline import check_engine
 from specbench.harness.planned import PlannedRun
 from specbench.storage.files import format_size, sha256, write_atomically
 from specbench.storage.home import plan_file
@@ -40,14 +42,14 @@ _FREE = frozenset(
 @dataclass(frozen=True)
 class Forecast:
     """The forecast of one run. images, existing: of both passes; left_of: missing images of the method, and of its
-    baseline; hours: by device, None if unknown; fault: why it cannot start yet."""
+    baseline; hours: by device, None if unknown; fault: why the run would be refused now, None if it would start."""
 
     run: PlannedRun
     images: int
     existing: int
     left_of: tuple[int, int]
     hours: Mapping[str, float | None]
-    fault: str
+    fault: UsageError | None
 
     @property
     def left(self) -> int:
@@ -64,35 +66,62 @@ class Forecast:
 
 @dataclass
 class Planner:
-    """Plans and hours of configurations. basis: what the hours rest on."""
+    """Plans, hours and checks of configurations. basis: what the hours rest on."""
 
     results: Path
     basis: dict[str, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.steps, self.lengths = steps.read(self.results), steps.tokens_per_step(self.results)
-        self._plans: dict[str, dict[str, Any] | None] = {}
+        self._plans: dict[str, dict[str, Any] | UsageError | None] = {}
+        self._items: dict[str, list[Item]] = {}
+
+    def fault(self, run: PlannedRun, left: bool) -> UsageError | None:
+        """Why a run would be refused now: `harness.run.prepare`, as on a machine that has the run's device, and what
+        its model refuses, if images are left to decode. MissingFilesError only if nothing else is wrong."""
+        missing: MissingFilesError | None = None
+        try:
+            running.prepare(run.config, RunFolder(run.folder), dry=True, load=self._load)
+        except MissingFilesError as e:
+            missing = e
+        except UsageError as e:
+            return e
+        except OSError as e:
+            return UsageError(f"cannot write into {run.folder} ({e.strerror}); choose another out=")
+        planned = self._once(_vanilla(run.config), plan.size) if left else None
+        return planned if isinstance(planned, UsageError) else missing
+
+    def _load(self, cfg: RunConfig) -> list[Item]:
+        """The prompts of a run. Runs with the same prompts read them once."""
+        names = {"data", "n", "images_per_prompt", "shard", "seed"} | parameters.declared("data", cfg["data"])
+        key = json.dumps({name: cfg.get(name) for name in sorted(names)}, default=str)
+        if key not in self._items:
+            self._items[key] = images_of(cfg)
+        return self._items[key]
 
     def plan(self, cfg: Mapping[str, Any]) -> dict[str, Any] | None:
         """The plan of `bench.plan`; None for a plug-in's model that does not work on shapes."""
-        return self._once(cfg, plan.plan)
+        return _known(self._once(cfg, plan.plan))
 
     def _once(
         self, cfg: Mapping[str, Any], make: Callable[[Mapping[str, Any]], dict[str, Any]]
-    ) -> dict[str, Any] | None:
+    ) -> dict[str, Any] | UsageError | None:
+        """A plan, the mistake in the configuration, or None for a model that does not work on shapes."""
         free = _FREE | parameters.declared("rule", cfg["rule"])
         values = {name: value for name, value in cfg.items() if name not in free}
         key = make.__name__ + json.dumps(values, default=str, sort_keys=True)
         if key not in self._plans:
             try:
                 self._plans[key] = make(cfg) if parameters.plugins_of(cfg) else _stored(key, lambda: make(cfg))
+            except UsageError as e:
+                self._plans[key] = e
             except Exception:  # whatever a plug-in raises; nothing depends on these numbers
                 self._plans[key] = None
         return self._plans[key]
 
     def of_model(self, cfg: Mapping[str, Any]) -> dict[str, Any] | None:
         """The size of a model's vanilla AR, one image at once, see `bench.plan.size`."""
-        return self._once({**without_method(cfg), "batch": 1, "engine": "eager"}, plan.size)
+        return _known(self._once(_vanilla(cfg), plan.size))
 
     def hours(self, cfg: RunConfig, left_of: Sequence[int], device: str) -> float | None:
         """Hours of the missing images of a method, and of its baseline; None if no such step was measured."""
@@ -118,6 +147,15 @@ class Planner:
             return 1.0, [f"{method} without rows, taken as one token a step"]
         length = sum(length for _, length in rows) / len(rows)
         return length, [f"{method} {length:.3g} tokens a step in rows of {', '.join(name for name, _ in rows)}"]
+
+
+def _known(planned: dict[str, Any] | UsageError | None) -> dict[str, Any] | None:
+    return None if isinstance(planned, UsageError) else planned
+
+
+def _vanilla(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """The vanilla AR of a model, one image at once."""
+    return {**without_method(cfg), "batch": 1, "engine": "eager"}
 
 
 def _stored(key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -175,6 +213,12 @@ class DryRun:
         return {name: None if None in hours else sum(filter(None, hours)) for name, hours in by_name.items()}
 
     @property
+    def mistakes(self) -> list[str]:
+        """Why runs would be refused, apart from files that are not here."""
+        faults = (run.fault for run in self.runs)
+        return list(dict.fromkeys(str(fault) for fault in faults if fault and not isinstance(fault, MissingFilesError)))
+
+    @property
     def disk(self) -> tuple[float, list[str]]:
         """Maximum bytes of images and records (three per pixel, as without compression), and the models for which they
         are unknown."""
@@ -219,11 +263,13 @@ def dry_run(
 
 def report(
     title: str, runs: Sequence[PlannedRun], command: str, device_for: str | None = None, results: Path = Path("results")
-) -> str:
-    """The forecast of runs as text. command: starts them; device_for: the name of a GPU; results: see `dry_run`."""
+) -> tuple[str, UsageError | None]:
+    """The forecast of runs as text, and the error of those that would be refused. command: starts them; device_for: the
+    name of a GPU; results: see `dry_run`."""
     chosen = None if device_for is None else devices.named(device_for)
     if others := [run for run in runs if run.rows_of != "run"]:
-        return f"dry run of {title}: {len(others)} lines by specbench {others[0].rows_of}, no images; then {command}"
+        text = f"dry run of {title}: {len(others)} lines by specbench {others[0].rows_of}, no images; then {command}"
+        return text, None
     todo = dry_run(runs, chosen, results)
     (size, fetch), (disk, unknown) = to_fetch.report(runs, command), todo.disk
     images = sum(forecast.images for forecast in todo.runs)
@@ -242,17 +288,16 @@ def report(
     lines[-1] += f"; unknown for {', '.join(unknown)}" if unknown else ""
     lines += [f"memory    {text}" for text in todo.memory()]
     # why runs cannot start, except for files to fetch, and which metrics would have no value
-    faults = dict.fromkeys(f.fault for f in todo.runs if f.fault and "specbench fetch" not in f.fault)
+    faults = dict.fromkeys(str(f.fault) for f in todo.runs if f.fault and "specbench fetch" not in str(f.fault))
     missing = (*faults, *to_fetch.unmeasured(f.run.config for f in todo.runs))
-    return "\n".join([*lines, *(f"missing   {text}" for text in missing), *fetch])
+    mistakes = todo.mistakes
+    return "\n".join([*lines, *(f"missing   {text}" for text in missing), *fetch]), (
+        UsageError("; ".join(mistakes)) if mistakes else None
+    )
 
 
 def _forecast(run: PlannedRun, planner: Planner, chosen: Mapping[str, Device] | None) -> Forecast:
-    cfg, status, fault = run.config, run.status(), ""
-    try:
-        _check(cfg)
-    except (UsageError, OSError) as e:
-        fault = str(e)
+    cfg, status = run.config, run.status()
     done, done_of_baseline = (0 if p is None else min(p.done, cfg.images) for p in (status.images, status.baseline))
     left_of = cfg.images - done, cfg.images - done_of_baseline if cfg.wants_baseline else 0
     images = cfg.images * (2 if cfg.wants_baseline else 1)
@@ -260,17 +305,7 @@ def _forecast(run: PlannedRun, planner: Planner, chosen: Mapping[str, Device] | 
     on_cpu = cfg["device"] == "cpu" or (not is_real and not torch.cuda.is_available())
     names = chosen or (["cpu"] if on_cpu else DEVICES)
     hours = {name: planner.hours(cfg, left_of, name) for name in names} if any(left_of) else {}
-    return Forecast(run, images, images - sum(left_of), left_of, hours, fault)
-
-
-def _check(cfg: RunConfig) -> None:
-    """`harness.run.check`, as on a machine that has the device of the configuration."""
-    from specbench.harness.run import check
-
-    if cfg["device"] != "cpu" and not torch.cuda.is_available():
-        check_engine(cfg)
-        cfg = cfg.changed(device="cpu", engine="eager")
-    check(cfg)
+    return Forecast(run, images, images - sum(left_of), left_of, hours, planner.fault(run, any(left_of)))
 
 
 def as_text(hours: float | None) -> str:

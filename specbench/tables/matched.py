@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from specbench.compare.paired import holm
 from specbench.rows.differences import LEVEL
+from specbench.storage import figure_files
 from specbench.tables import figures
 from specbench.tables.definitions import Column, Panel, row_column
 from specbench.tables.layout import Header, Notes, Row, TableCell, TableEntry, TableSheet, comparable, facts
@@ -167,7 +168,7 @@ def draw(todo: TablePlan, folder: Path, stem: str) -> list[Path]:
         first = panel.curves[0].label
         if pairs := [pair for pair in groups.get((panel.label, x, y), ()) if pair[0]["a"] == first]:
             parts.append((panel, x, columns[y], pairs))
-    return figures.save(lambda: _figure(parts, todo), folder, stem) if parts else []
+    return figure_files.save(lambda: _figure(parts, todo), folder, stem) if parts else []
 
 
 def _figure(parts: Sequence[Part], todo: TablePlan) -> Figure:

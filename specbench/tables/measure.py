@@ -33,7 +33,7 @@ from specbench.harness.planned import R as R  # of a field, for the documentatio
 from specbench.rows.columns import TIMED_COLUMNS
 from specbench.rows.csv_files import append_row, as_cells, has_runs, read_rows
 from specbench.rows.selection import pooled, spread_of
-from specbench.storage.files import sha256, state, write_atomically
+from specbench.storage.files import bounded_name, sha256, state, write_atomically
 from specbench.tables import catalog, literature
 from specbench.tables.definitions import (
     Cell,
@@ -365,7 +365,7 @@ def _of_cell(
         weights = registry.weights_here(config)
         decodes = digest(config.changed(**free), weights)
         run = TableRun(
-            place / f"{line.key}-{decodes}",
+            place / f"{bounded_name(line.key)}-{decodes}",
             config,
             line.key,
             line.label,
@@ -427,7 +427,7 @@ def _needs(table: Table, seconds: bool) -> tuple[str, ...]:
 
 
 def _file_name(text: str) -> str:
-    return "".join(c if c.isalnum() or c in "._=,+-" else "_" for c in text)
+    return bounded_name("".join(c if c.isalnum() or c in "._=,+-" else "_" for c in text))
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -484,21 +484,21 @@ def _read(path: Path, state: tuple[int, ...], must: bool) -> tuple[Row, ...]:
 # --- the definition in the folder of a suite --------------------------------------------------------------------------
 
 
-def check_folder(out: Path) -> None:
-    """UsageError for a folder that has content but no suite, such as a run."""
-    if not (out / FILE).is_file() and any(path.name != ".lock" for path in out.iterdir()):
+def check_folder(suite: Suite, out: Path) -> None:
+    """UsageError for a folder that has content but no suite, such as a run, or a suite of another name, which `resume`
+    could not continue after this one. The folder need not exist."""
+    if not (out / FILE).is_file() and out.exists() and any(path.name != ".lock" for path in out.iterdir()):
         raise UsageError(f"{out} is not empty and holds no suite; choose another out=")
-
-
-def write_definition(suite: Suite, out: Path) -> None:
-    """Stores the definition, from which `status` and `resume` read it. UsageError if the folder contains a suite of
-    another name, which `resume` could not continue after this one."""
     try:
         name = in_folder(out).table.id
     except UsageError:  # a new folder, or a definition that no command can continue
-        name = suite.table.id
+        return
     if name != suite.table.id:
         raise UsageError(f"{out} holds the suite {name}; choose another out=")
+
+
+def write_definition(suite: Suite, out: Path) -> None:
+    """Stores the definition, from which `status` and `resume` read it."""
     text = yaml.safe_dump(dict(suite.table.content), sort_keys=False, allow_unicode=True, width=120)
     if not (out / FILE).is_file() or (out / FILE).read_text(encoding="utf-8") != text:
         write_atomically(out / FILE, text.encode())

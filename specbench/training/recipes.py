@@ -146,7 +146,7 @@ def plan(arguments: Sequence[str]) -> TrainingPlan:
     training_arguments, run_arguments = _split_arguments(command_line.read(arguments, command_arguments=TABLE))
     kind = training_arguments.get("drafter")
     if kind is None:
-        raise UsageError(f"name the drafter to train: drafter={'|'.join(TABLE['drafter'].choices)}")
+        raise UsageError(f"name the drafter to train: drafter={'|'.join(registry.trained())}")
     kind = _checked("drafter", kind)
     run_parameters = values(run_arguments, {w.partition("=")[0] for w in run_arguments})
     model = run_parameters.get("model", parameters.default_choice("model"))
@@ -183,7 +183,7 @@ def settings(recipe: str, kind: str) -> dict[str, Any]:
     if recipe not in recipes:
         raise unknown("recipe", recipe, recipes)
     common = recipes[recipe]
-    by_drafter = {name: common.pop(name, {}) for name in TABLE["drafter"].choices}
+    by_drafter = {name: common.pop(name, {}) for name in registry.trained()}
     merged = {**common, **by_drafter[kind]}
     run = merged.pop("run", {})
     required = set(TABLE) - set(_FREE) - {"drafter", "recipe"}
@@ -198,7 +198,7 @@ def settings(recipe: str, kind: str) -> dict[str, Any]:
 def defaults() -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """The defaults of all arguments of a training, from the recipe of the embedded target for its EAGLE drafter. Then,
     as (name, text), what each recipe changes, followed by its changes for single drafters."""
-    recipes, kinds, changes = _recipes(), TABLE["drafter"].choices, []
+    recipes, kinds, changes = _recipes(), registry.trained(), []
     for name, settings in _read_file().items():
         like = settings.pop("like", "")
         by_drafter = [(f"- {kind}", _texts(settings.pop(kind))) for kind in kinds if kind in settings]

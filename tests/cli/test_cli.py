@@ -6,6 +6,7 @@ import json
 import os
 import pkgutil
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from specbench.cli.commands import COMMANDS, find
 from specbench.config import composition, configuration, parameters, registry
 from specbench.errors import UsageError
 from specbench.harness import run
+from specbench.rows.csv_files import read_rows
 from specbench.storage.package import __version__
 from specbench.training import recipes
 
@@ -343,6 +345,32 @@ def test_jobs_whose_names_differ_only_in_separators_have_two_folders(call: Call,
     assert rows["prompts=a_b.txt"]["prompts"] == "a_b.txt"  # a plain name is kept
 
 
+def test_the_folder_of_a_job_with_long_parameters_has_a_short_name(call: Call, tmp_path: Path) -> None:
+    """The tree has a thousand characters, the paths more bytes than the name of a file."""
+    long = Path("提示" * 20, "é" * 60)
+    long.mkdir(parents=True)
+    for name in ("one.txt", "two.txt"):
+        (long / name).write_text("a\nb\n")
+    wide = str([[i] for i in range(200)]).replace(" ", "")
+    trees = f"method=eagle1 tree={wide},4-2-1".split()
+    for words in (trees, [f"prompts='{long}/one.txt','{long}/two.txt'", "method=sjd"]):
+        code, _, err = call("run", "-m", *words, "n=2", "metrics=none", "out=grid")
+        assert code == 0, err
+        names = [path.name for path in tmp_path.glob("grid/*/")]
+        assert len({name.casefold() for name in names}) == 2
+        assert all(len(name) <= 80 and len(name.encode()) <= 160 for name in names)
+        assert "2 finished" in call("status", "grid")[1]
+        assert call("resume", "grid")[0] == 0
+        assert call("collect", "grid", "out=all.csv")[0] == 0
+        assert len(read_rows("all.csv")) == 2
+        shutil.rmtree("grid")
+    lines = {"a" * 300: {"method": "sjd"}, "b" * 300: {"method": "scd"}}
+    Path("my.yaml").write_text(yaml.safe_dump({"n": 1, "metrics": "none", "lines": lines}))
+    code, _, err = call("suite", "my.yaml", "out=suite")
+    assert code == 0, err
+    assert "3 finished" in call("status", "suite")[1]
+
+
 def test_a_metric_that_was_asked_for_and_has_no_value_ends_with_3(call: Call, tmp_path: Path) -> None:
     """The images and the row exist. Default metrics without a value end with 0. A folder remembers which metrics were
     requested."""
@@ -383,10 +411,12 @@ def test_a_defect_costs_one_sentence_and_debug_shows_where(call: Call, monkeypat
 def test_jobs_of_a_grid_in_other_processes_tell_their_failures(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     code = "import sys; from specbench import cli; sys.exit(cli.main(sys.argv[1:]))"
-    words = ["-m", "hydra/launcher=local", "data=coco2017", f"data_dir={tmp_path}", "n=1,2", f"out={tmp_path / 'grid'}"]
+    for job in ("n=1", "n=2"):  # which only the jobs themselves see
+        (tmp_path / "grid" / job / "mine").mkdir(parents=True)
+    words = ["-m", "hydra/launcher=local", "n=1,2", f"out={tmp_path / 'grid'}"]
     done = python(code, "run", *words)
     assert done.returncode == 2
-    assert len(re.findall("specbench: data=coco2017 .*annotations/captions_val2017.json", done.stderr)) == 2
+    assert len(re.findall(r"specbench: .*/n=\d holds mine", done.stderr)) == 2
     assert "job 0: n=1\n" in done.stderr
     assert "job 1: n=2\n" in done.stderr
     assert "2 of 2 jobs failed" in done.stderr.splitlines()[-1]
@@ -404,6 +434,31 @@ def test_the_launchers_that_are_shipped(launcher: str, plugin: str, wanted: list
     code, out, _ = call("run", "-m", f"hydra/launcher={launcher}", "delta=1,2", "--cfg", "hydra")
     assert code == 0
     assert all(line in out for line in wanted)
+
+
+def test_a_grid_for_slurm_needs_slurm(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for launcher in ("slurm", "submitit_slurm"):
+        words = ["-m", f"hydra/launcher={launcher}", "method=sjd", "n=1,2", "metrics=none", "out=new/grid"]
+        sentence = refused(call, "run", *words)
+        assert "sbatch" in sentence
+        assert refused(call, "run", *words, "--dry-run") == sentence
+        assert not Path("new").exists()
+    for name in ("sbatch", "srun"):
+        Path(name).touch(0o755)
+    assert call("run", *words, "--dry-run")[0] == 0
+
+
+def test_a_python_without_assertions_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hydra's parser of functions needs them; everything else works."""
+    monkeypatch.setenv("PYTHONOPTIMIZE", "1")
+    values = ("range(1,3)", "choice(1,2)", "sort(2,1)", "1,2")
+    lines = [["run", "-m", f"n={value}", "metrics=none", "device=cpu", "--cfg", "job"] for value in values]
+    code = "import json, sys; from specbench import cli; print([cli.main(w) for w in json.loads(sys.argv[1])])"
+    done = python(code, json.dumps(lines), cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == "[2, 2, 2, 0]"
+    assert done.stderr.count("PYTHONOPTIMIZE") == done.stderr.count("\n") == 3
 
 
 def test_list_shows_every_choice_with_its_line(call: Call) -> None:

@@ -152,7 +152,7 @@ def test_a_bad_word_costs_one_sentence() -> None:
         ("device=tpu", "device must be auto, cpu, cuda or cuda:N"),
         ("tree=[[0],[]]", "tree must be"),
         ("tree=[[0],[-1]]", "tree must be"),
-        ("tree=7", "tree must be"),
+        ("tree=-7", "tree must be"),
         ("weights=/nowhere/at/all", "there is no folder '/nowhere/at/all'"),
         ("method=nope", "unknown method 'nope' (choose from: band, "),
         ("drafter=null", "unknown drafter 'null'"),

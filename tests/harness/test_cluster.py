@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from typing import Any
 
 import psutil
 import pytest
-from commands import ROOT, Call
+from commands import ROOT, Call, refused
 from fake_pipeline import FakePipeline, Mortal, hungry
 
 from specbench import data
@@ -281,6 +282,24 @@ def test_ray_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     failures[:] = [cut_off]
     with pytest.raises(UsageError, match="ray_address=10.0.0.1:6379"):
         cluster._connected(2, "10.0.0.1:6379")
+
+
+@needs_ray
+def test_an_address_where_no_cluster_answers_is_one_sentence(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray tries for minutes, and then ends its process. Nothing is left, or changed in a folder that exists."""
+    monkeypatch.setattr(cluster, "WAIT_S", 3)
+    assert call("run", *WORDS, "out=there")[0] == 0
+    before = {path: path.read_bytes() for path in Path("there").rglob("*") if path.is_file()}
+    with socket.socket() as silent, socket.socket() as closed:
+        for one in (silent, closed):
+            one.bind(("127.0.0.1", 0))
+        silent.listen()
+        ports = [one.getsockname()[1] for one in (silent, closed)]
+        for address in (*(f"127.0.0.1:{port}" for port in ports), "no-address"):
+            err = refused(call, "run", *WORDS, f"ray_address={address}", "out=a/here")
+            assert (f"ray_address={address}" in err, Path("a").exists()) == (True, False)
+    assert "ray_address" in refused(call, "resume", "there", "n=9", "ray_address=no-address")
+    assert {path: path.read_bytes() for path in Path("there").rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")

@@ -441,9 +441,6 @@ def test_errors_of_a_run_are_named(call: Call, finished: Path) -> None:
         assert (code, sentence in err) == (2, True), err
     (finished / "images" / "00003.png").unlink()
     assert "3 of the 4 images in records.jsonl" in refused(call, "run", "metrics=scenes_clip")
-    shutil.copy(finished / "images" / "00002.png", finished / "images" / "00003.png")
-    records_file = finished / "records.jsonl"
-    assert len(records_file.read_text().splitlines()) == 3  # the journal repaired itself
     (finished / "config.yaml").write_text("{")
     assert "run/config.yaml" in call("run")[2]
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from scipy import stats
 
-from specbench.config import parameters, registry
+from specbench.config import configuration, parameters, registry
 from specbench.decoding import rules, trees
 from specbench.decoding.drafters.dynamic import Eagle2
 from specbench.decoding.drafters.eagle import Eagle as EagleDrafter
@@ -368,6 +368,8 @@ def test_a_wrong_tree_is_a_clear_error():
 
 def test_a_tree_by_its_children_per_depth():
     assert trees.parse("2-1") == [(0,), (1,), (0, 0), (1, 0)]
+    assert trees.parse("2") == [(0,), (1,)]
+    assert configuration.compose(["method=eagle1", "tree=2"]) == configuration.compose(["method=eagle1", "tree='2'"])
     made = trees.build(trees.parse("4-2-1"))
     assert (made.nodes, made.height, made.levels) == (21, 3, ((1, 4), (4, 2), (8, 1)))
 

@@ -65,9 +65,10 @@ def test_a_cut_at_any_byte_loses_only_the_last_record(journal: Journal) -> None:
         journal.path.write_bytes(whole[:cut])
         again = Journal(journal.path)
         assert set(again.records) == ({0, 2, 1} if cut >= len(whole) - 1 else {0, 2})
-        # The next record starts on a new line.
+        assert journal.path.read_bytes() == whole[:cut]  # reading changes nothing
+        again.add(record(3), picture(3))  # which starts on a new line
         assert all(json.loads(line) for line in journal.path.read_bytes().splitlines())
-        assert journal.path.read_bytes().endswith(b"\n")
+        assert set(Journal(journal.path).records) == {*again.records}
 
 
 def test_a_record_after_a_half_written_line_has_its_own_line(tmp_path: Path) -> None:
@@ -93,7 +94,9 @@ def test_a_damaged_journal(journal: Journal, tmp_path: Path) -> None:
     journal.path.write_text("\n".join([*lines, ""]))
     (journal.path.parent / "images/00002.png").unlink()  # so its record is dropped
     assert Journal(journal.path).missing(range(3)) == [2]
-    assert len(journal.path.read_text().splitlines()) == 2
+    again = Journal(journal.path)
+    again.add(record(2), picture(2))
+    assert sorted(r.index for r in read_records(journal.path)) == [0, 1, 2]
     (tmp_path / "folder.jsonl").mkdir()
     with pytest.raises(UsageError, match="file"):
         Journal(tmp_path / "folder.jsonl")
@@ -107,8 +110,10 @@ def test_no_index_is_recorded_twice(journal: Journal) -> None:
     with pytest.raises(ValueError, match="already"):
         journal.add(record(1), picture(1))
     journal.path.write_text(journal.path.read_text() * 2)
-    assert set(Journal(journal.path).records) == {0, 1, 2}
-    assert len(journal.path.read_text().splitlines()) == 3
+    again = Journal(journal.path)
+    assert set(again.records) == {0, 1, 2}
+    again.add(record(3), picture(3))
+    assert len(journal.path.read_text().splitlines()) == 4
 
 
 def test_the_picture_is_there_before_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,6 +163,19 @@ def test_rows_come_back_with_their_types(tmp_path: Path) -> None:
     assert list(table) == list(COLUMNS)
     assert table["delta"].tolist() == [1.1, 2.2]
     assert table["fid"].isna().all()
+
+
+def test_whole_numbers_stay_whole_numbers_in_a_table(tmp_path: Path) -> None:
+    """A column with an empty cell became float64, which rounds a seed."""
+    whole = {"seed": 2**63 - 1, "n": 2**53 + 1, "top_k": 2**31 - 1}
+    append_row(tmp_path / "rows.csv", row("a", **whole, fid=3))
+    append_row(tmp_path / "rows.csv", row("b", fid=2.5))
+    append_row(tmp_path / "rows.csv", row("c", seed=-(2**63) + 1))
+    table = frame(tmp_path / "rows.csv")
+    assert table["seed"].dropna().tolist() == [2**63 - 1, -(2**63) + 1]
+    assert {name: table[name][0] for name in whole} == whole
+    assert (str(table["seed"].dtype), str(table["fid"].dtype)) == ("Int64", "float64")
+    assert read_rows(tmp_path / "rows.csv")[0]["seed"] == 2**63 - 1
 
 
 def test_rows_are_added_or_replaced(tmp_path: Path) -> None:

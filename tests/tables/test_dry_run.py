@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import reproduce_table
 import yaml
-from commands import ROOT, TOGETHER, Call, python
+from commands import ROOT, TOGETHER, Call, case, python, refused
 
 from specbench.bench import devices, plan, steps
 from specbench.bench.rows import COLUMNS
@@ -246,7 +246,7 @@ def test_without_a_dry_run_an_absent_gpu_stays_an_error(monkeypatch: pytest.Monk
     with pytest.raises(UsageError, match="device=cuda"):
         run.check(config)
     [planned] = forecast.dry_run([PlannedRun(Path("one"), config)]).runs
-    assert planned.fault == ""
+    assert planned.fault is None
 
 
 def test_a_device_for_no_dry_run_is_an_error(call: Call) -> None:
@@ -324,3 +324,73 @@ def test_the_counts_of_the_page_are_those_of_the_tables(monkeypatch: pytest.Monk
         todo = reproduce_table.planned(*line)
         passes = sum(run.config.images * (2 if run.config.wants_baseline else 1) for run in todo.missing)
         assert (count, fetched) == (f"{passes:,}", reproduce_table.fetched(todo))
+
+
+# --- what the runs refuse ---------------------------------------------------------------------------------------------
+
+MISTAKES = """
+prompts=none.txt n=2
+prompts=twice.csv n=1
+prompts=two.txt n=3
+prompts=two.txt n=2 shard=3/3
+prompts=two.txt method=sjd n=2 window=5 out=done
+prompts=two.txt method=sjd n=2 out=suite
+prompts=two.txt method=sjd n=2 out=two.txt
+prompts=two.txt n=2 out=done/images
+prompts=two.txt n=2 out=two.txt/folder
+model=lumina_mgpt size=256
+model=lumina_mgpt instruction=draw
+-m prompts=two.txt n=2,3
+-m prompts=two.txt method=sjd,cool_sd n=2 out=done
+"""
+
+
+def test_a_dry_run_refuses_what_the_run_refuses(dry: Call, tmp_path: Path) -> None:
+    """With the same sentence, and without a report."""
+    Path("two.txt").write_text("one\ntwo\n")
+    Path("twice.csv").write_text("id,prompt\n1,one\n1,two\n")
+    Path("suite").mkdir()
+    Path("suite/suite.yaml").touch()
+    assert dry("run", "prompts=two.txt", "method=sjd", "n=2", *SMALL, "out=done")[0] == 0
+    before = {*tmp_path.rglob("*")}
+    for line in MISTAKES.strip().splitlines():
+        words = [*line.split(), "metrics=none", "device=cpu"]
+        words += [] if "out=" in line else ["out=new"]
+        with case(line):
+            sentence = refused(dry, "run", *words)
+            assert refused(dry, "run", *words, "--dry-run") == sentence
+            assert {*tmp_path.rglob("*")} == before
+    assert dry("run", "prompts=two.txt", "method=sjd", "n=2", *SMALL, "out=done", "--dry-run")[0] == 0
+
+
+def test_lines_of_a_suite_and_a_table_that_would_be_refused_are_an_error(dry: Call) -> None:
+    """The others are listed, since they would run; files that can be fetched are no mistake."""
+    lines = {"a": {"method": "sjd"}, "b": {"method": "sjd", "prompts": "none.txt", "data": "prompts"}}
+    Path("my.yaml").write_text(yaml.safe_dump({"n": 1, "metrics": "none", "lines": lines}))
+    code, out, err = dry("suite", "my.yaml", "--dry-run")
+    assert (code, "none.txt" in err, "a-" in out) == (2, True, True)
+    assert commands(out) == ["specbench suite my.yaml"]  # its folder does not exist yet
+    assert dry("suite", "my.yaml")[0] == 2
+    lines["b"] = {"method": "sjd", "data": "parti"}
+    Path("my.yaml").write_text(yaml.safe_dump({"n": 1, "metrics": "none", "lines": lines}))
+    assert dry("suite", "my.yaml", "--dry-run")[0] == 0
+    code, out, err = dry("tables", "eagle3_gain", "data=prompts", "prompts=none.txt", "--dry-run")
+    assert (code, "none.txt" in err, out.startswith("dry run")) == (2, True, True)
+
+
+def test_what_a_model_refuses_is_known_from_its_shapes(dry: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a model of a plug-in that checks its parameters when it is loaded."""
+
+    def refuse(cfg: Any) -> dict[str, Any]:
+        raise UsageError("no such size")
+
+    monkeypatch.setattr(plan, "size", refuse)
+    assert "no such size" in refused(dry, "run", "n=1", "metrics=none", "device=cpu", "--dry-run")
+
+
+def test_a_missing_library_is_known_before_anything_starts(dry: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for words in (["workers=2"], ["log=wandb"], ["ray_address=auto"]):
+        for more in ([], ["--dry-run"]):
+            assert words[0].partition("=")[0] in refused(dry, "run", "n=2", "metrics=none", "out=a/b", *words, *more)
+            assert not Path("a").exists()

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import overrides
+from commands import overrides, python
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
 from specbench.errors import UsageError
+from specbench.storage import figure_files
 from specbench.tables import catalog, figures
 from specbench.tables.catalog import TABLES, Source
 from specbench.tables.definitions import TableFigure
@@ -45,7 +46,7 @@ def _rows() -> dict[str, dict[str, str] | None]:
 @pytest.fixture(scope="module")
 def drawn() -> Figure:
     figure = figures._log_curves(FIGURE, TABLE, _rows())
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     return figure
 
 
@@ -70,6 +71,49 @@ def test_every_curve_and_every_exact_method_has_its_name_and_none_covers_another
             ]
             box = axes.get_window_extent()
             assert all(box.x0 < b.x0 and b.x1 < box.x1 and box.y0 < b.y0 and b.y1 < box.y1 for b in boxes.values())
+
+
+@pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "no such backend", "QtAgg"])
+def test_the_backend_of_a_notebook_ends_no_figure(backend: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """Jupyter exports the first to child processes, where it cannot be imported."""
+    monkeypatch.setenv("MPLBACKEND", backend)
+    code = (
+        "import os; from pathlib import Path; from specbench.tables import figures\n"
+        "from specbench.storage import figure_files\n"
+        "print(figure_files.save(lambda: figures.new_axes(1, 2)[0], Path('.'), 'x'), os.environ['MPLBACKEND'])"
+    )
+    done = python(code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.png", "x.svg"]
+    assert done.stdout.strip().endswith(backend)  # the user's own code keeps it
+
+
+def _titled(title: str, folder: Path) -> Figure:
+    """A figure with a title, as it was saved."""
+    drawn: list[Figure] = []
+
+    def make() -> Figure:
+        figure, axes = figures.new_axes(1, 1)
+        axes[0, 0].set_title(title)
+        drawn.append(figure)
+        return figure
+
+    assert all(path.stat().st_size > 1000 for path in figure_files.save(make, folder, "x"))
+    return drawn[-1]
+
+
+def test_a_label_is_drawn_in_a_font_that_has_its_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """If there is one on this machine: STIX comes with matplotlib, and DejaVu Sans has no such d. Otherwise one
+    sentence says so."""
+    figure_files._say_missing.cache_clear()
+    families = [
+        _titled(title, tmp_path).axes[0].title.get_fontfamily() for title in ("window δ=1", "\u1d81", "\u1d81 \u20ec\n")
+    ]
+    assert ["STIXGeneral" in names for names in families] == [False, True, True]
+    assert capsys.readouterr().err == ""
+    for _ in range(2):
+        _titled("\U0010fffd", tmp_path)  # of private use
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_zeros_are_on_their_line_and_relaxed_methods_above_it(drawn: Figure) -> None:

@@ -452,3 +452,25 @@ def test_both_commands_take_a_key_or_refuse_it(tmp_path: Path) -> None:
         [drawn] = [sheet.build(plan, "")[1].figure]
         assert isinstance(drawn, TableFigure)
         assert drawn.log == log
+
+
+def test_a_label_names_the_values_of_its_line() -> None:
+    """Of a single value as of a list, of the panel and of all lines; other braces stay."""
+    lines = {
+        "one": {"label": "SJD {window}", "method": "sjd", "window": 8},
+        "two": {"label": "{window} of {method}, {n}", "method": "sjd", "window": [4, 8], "n": 3},
+        "all": {"label": "T={temperature} {x} {}", "method": "sjd", "init": ["random", "repeat"]},
+        "no": {"label": "{baseline}", "method": "sjd", "window": 2, "baseline": False},
+    }
+    made = catalog.suite("mine", Source("mine", {"lines": lines, "with": {"temperature": 0.7}}))
+    assert [line.label for line in made.table.lines] == [
+        "SJD 8",
+        "4 of sjd, 3",
+        "8 of sjd, 3",
+        *(f"T=0.7 {{x}} {{}}, init={init}" for init in ("random", "repeat")),
+        "false",
+    ]
+    for label in ("{window}", "{label}{delta}"):
+        content = {"lines": {"a": {"label": label, "method": "sjd_pac"}}}
+        with pytest.raises(UsageError, match="window|delta"):
+            catalog.suite("mine", Source("mine", content))

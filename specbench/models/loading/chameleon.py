@@ -17,12 +17,12 @@ from specbench.errors import UsageError
 from specbench.models import vq
 from specbench.models.loading.image_tokenizers import load_autoencoder
 from specbench.models.loading.text_official import NamedText, hashed_ids
-from specbench.models.loading.unified_official import Encode, Prompt, UnifiedModel, instructed
+from specbench.models.loading.unified_official import Encode, Prompt, UnifiedModel
 from specbench.models.unified import ImageTokens, UnifiedConfig, image_tokens
 
 PATCH = 16  # pixels per side of a code
 FIRST_CODE = 4  # without a tokenizer
-LUMINA_SIZES, ANOLE_SIZE = (512, 768, 1024), 512
+ANOLE_SIZE = 512
 
 FULL = UnifiedConfig(4096, 32, 32, 32, 11008, 65536, qk_norm=1)
 REDUCED = UnifiedConfig(64, 2, 2, 2, 96, 9216, qk_norm=1)
@@ -105,7 +105,7 @@ def lumina_prompt(
     for name, side in (("width", width), ("height", height)):
         if side < 32 or side % 32:
             raise UsageError(f"Lumina-mGPT draws sides of 32, 64, 96, ... pixels: {name} cannot be {side}")
-    text = instructed(instruction.replace("{width}", str(width)).replace("{height}", str(height)), prompt)
+    text = instruction.replace("{width}", str(width)).replace("{height}", str(height)).replace("{prompt}", prompt)
     start = [ids.image_start, ids.size + height // 32, ids.size + width // 32]
     without = [ids.end_of_turn, *start] if unconditional == "prompt_end" else start
     return Prompt([ids.bos, *encode(text), ids.end_of_turn, *start], without)
@@ -134,8 +134,6 @@ class Chameleon(UnifiedModel):
         super().__init__(cfg, device, dtype)
         self.lumina = "instruction" in cfg
         size = cfg["size"] if self.lumina else ANOLE_SIZE
-        if self.lumina and size not in LUMINA_SIZES:
-            raise UsageError(f"size must be one of {', '.join(map(str, LUMINA_SIZES))} (got {size})")
         self.resolution = side = REDUCED_SIZE if self.reduced else size
         self.instruction: str = cfg.get("instruction", "")
         self.unconditional: str = cfg.get("unconditional", "header")

@@ -21,7 +21,7 @@ from specbench.models.language import Grammar
 from specbench.models.loading.bundle import shape_of
 from specbench.models.loading.image_tokenizers import load_cosmos
 from specbench.models.loading.text_official import NamedText, hashed_ids
-from specbench.models.loading.unified_official import Encode, Prompt, UnifiedModel, instructed
+from specbench.models.loading.unified_official import Encode, Prompt, UnifiedModel
 from specbench.models.pixels import to_uint8
 from specbench.models.unified import ImageTokens, UnifiedConfig
 
@@ -69,7 +69,7 @@ def simplear_prompt(encode: Encode, prompt: str, instruction: str, negative: str
     def framed(text: str) -> list[int]:
         return [ids.text_to_image, *encode(text), ids.image_start]
 
-    return Prompt(framed(instructed(instruction, prompt)), framed(negative))
+    return Prompt(framed(instruction.replace("{prompt}", prompt)), framed(negative))
 
 
 def image(text_ids: int, codes: int, side: int) -> ImageTokens:

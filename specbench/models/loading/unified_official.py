@@ -35,13 +35,6 @@ class Prompt(NamedTuple):
     unconditional: list[int]
 
 
-def instructed(instruction: str, prompt: str) -> str:
-    """The instruction with the prompt. Raises UsageError for an instruction without {prompt}."""
-    if "{prompt}" not in instruction:
-        raise UsageError(f"the instruction {instruction!r} has no field for the prompt: write {{prompt}} into it")
-    return instruction.replace("{prompt}", prompt)
-
-
 def left_pad_ids(rows: Sequence[Sequence[int]], length: int, pad: int) -> tuple[Tensor, Tensor]:
     """N rows of token ids -> ids (N, length) int64, padded on the left with `pad`, and valid (N, length) bool.
 
