@@ -10,7 +10,8 @@ produces the same images as an uninterrupted run. The row is a pure function of 
 
 Later requests in the same folder may change `n`, the metrics and `baseline`. The row then answers the new request, and
 the images and scores of earlier requests stay in the journals. A change of the prompts, or of any other parameter
-except `provenance.MAY_CHANGE`, would mix two measurements in one row and is refused.
+except `provenance.MAY_CHANGE`, would mix two measurements in one row and is refused. prompt_length may grow where it
+changes no image.
 """
 
 from __future__ import annotations
@@ -127,6 +128,8 @@ def _run(config: RunConfig, folder: RunFolder, records: RunRecords, loader: Load
     complete, requests = records.is_complete, scoring.requests(config)
     items = current_prompts(config) if complete else data.images_of(config)
     records.check_prompts(items)
+    if loader is _load_pipeline and not complete:
+        check_prompts(config, items)
     folder.write_config(config)
     parameters.remember_included(folder.path)
     if asked != folder.metadata().asked:
@@ -334,3 +337,11 @@ def check(cfg: Mapping[str, Any]) -> None:
     method.check(cfg)
     engine_of(cfg, resolve_device(cfg["device"]))
     missing_weights.check(cfg)
+
+
+def check_prompts(cfg: Mapping[str, Any], items: Sequence[data.Item]) -> None:
+    """Raises UsageError for prompts that the model cannot read, such as too long ones. Needs the files of its text
+    tokenizer, but loads no network."""
+    check_all = getattr(registry.find("model", cfg["model"]), "check_prompts", None)  # optional in a plug-in's model
+    if check_all is not None:
+        check_all(cfg, items)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from specbench import data
 from specbench.bench import devices, plan, steps, to_fetch
 from specbench.bench.devices import DEVICES, Device
 from specbench.bench.steps import MeasuredStep
@@ -265,12 +266,13 @@ def _forecast(run: PlannedRun, planner: Planner, chosen: Mapping[str, Device] | 
 
 def _check(cfg: RunConfig) -> None:
     """`harness.run.check`, as on a machine that has the device of the configuration."""
-    from specbench.harness.run import check
+    from specbench.harness.run import check, check_prompts
 
     if cfg["device"] != "cpu" and not torch.cuda.is_available():
         check_engine(cfg)
         cfg = cfg.changed(device="cpu", engine="eager")
     check(cfg)
+    check_prompts(cfg, data.images_of(cfg))
 
 
 def as_text(hours: float | None) -> str:

@@ -7,7 +7,7 @@ drafters eagle/, eagle3/, medusa/, dflash/ and draft/ (a smaller model of the fa
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from specbench.config import missing_weights, parameters, registry
+from specbench.data.base import Item
 from specbench.errors import UsageError, steps
 from specbench.models.language import Language
 from specbench.models.loading import checkpoints, official
@@ -119,14 +120,20 @@ def only(folder: Path, *endings: str) -> Path:
     return files[0]
 
 
-def class_number(prompt: str, classes: int, model: str) -> int:
-    """The class number in the prompt of a class-conditional model."""
+def class_number(prompt: str, classes: int, model: str, name: str = "") -> int:
+    """The class number in the prompt of a class-conditional model; name: the prompt's id, for the message."""
     if re.fullmatch(r"\d{1,6}", prompt.strip()) and int(prompt) < classes:
         return int(prompt)
     raise UsageError(
-        f"{model} draws classes 0 to {classes - 1}, and '{prompt[:40]}' is not one; use data=imagenet, or a file of"
-        " class numbers"
+        f"{model} draws classes 0 to {classes - 1}, and '{prompt[:40]}'{name and f' (prompt {name})'} is not one; use"
+        " data=imagenet, or a file of class numbers"
     )
+
+
+def check_classes(items: Sequence[Item], classes: int, model: str) -> None:
+    """Raises UsageError for a prompt that is not a class number."""
+    for item in items:
+        class_number(item.prompt, classes, model, item.id or str(item.index))
 
 
 class RealModel(Drafters, Bundle):

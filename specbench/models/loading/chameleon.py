@@ -130,36 +130,40 @@ def anole_image(codes: Tensor, side: int, ids: ChameleonIds = IDS) -> ImageToken
 class Chameleon(UnifiedModel):
     tokenizer: vq.VQModel
 
-    def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(cfg, device, dtype)
+    def read_text(self, cfg: Mapping[str, Any]) -> None:
         self.lumina = "instruction" in cfg
         size = cfg["size"] if self.lumina else ANOLE_SIZE
         if self.lumina and size not in LUMINA_SIZES:
             raise UsageError(f"size must be one of {', '.join(map(str, LUMINA_SIZES))} (got {size})")
-        self.resolution = side = REDUCED_SIZE if self.reduced else size
+        self.resolution = REDUCED_SIZE if self.reduced else size
         self.instruction: str = cfg.get("instruction", "")
         self.unconditional: str = cfg.get("unconditional", "header")
-        base = REDUCED if self.reduced else FULL
-        if self.folder is None:
+        self.base = REDUCED if self.reduced else FULL
+        self.text: ChameleonText | None = None
+        self.ids, self.encode_text = IDS, lambda text: hashed_ids(text, IDS.size, self.base.vocab_size)
+        if self.folder is not None:
+            self.text = ChameleonText(self.part("tokenizer"))
+            self.ids, self.encode_text = self.text.ids(), self.text.encode
+        self.pad = self.ids.pad
+
+    def read_networks(self) -> None:
+        if self.text is None:
             self.tokenizer = self.random_pixels(vq.CHAMELEON, REDUCED_CODES)
-            self.ids, self.text = IDS, lambda text: hashed_ids(text, IDS.size, base.vocab_size)
             codes = torch.arange(FIRST_CODE, FIRST_CODE + self.tokenizer.cfg.codebook_size)
         else:
             file = self.part("tokenizer") / "vqgan.ckpt"
-            self.tokenizer = load_autoencoder(vq.VQModel, vq.CHAMELEON, file, device, llamagen=False)
-            text = ChameleonText(self.part("tokenizer"))
-            self.ids, self.text = text.ids(), text.encode
-            codes = text.codes(self.tokenizer.cfg.codebook_size)
-        self.pad = self.ids.pad
+            self.tokenizer = load_autoencoder(vq.VQModel, vq.CHAMELEON, file, self.device, llamagen=False)
+            codes = self.text.codes(self.tokenizer.cfg.codebook_size)
+        side, base = self.resolution, self.base
         self.image = lumina_image(codes, side, side, self.ids) if self.lumina else anole_image(codes, side, self.ids)
         # Anole's norms have one row per head.
         self.target = self.loaded_target(base if self.lumina else replace(base, qk_norm=base.n_head))
 
     def prompt(self, text: str) -> Prompt:
         if not self.lumina:
-            return anole_prompt(self.text, text, self.ids)
+            return anole_prompt(self.encode_text, text, self.ids)
         side = self.resolution
-        return lumina_prompt(self.text, text, side, side, self.instruction, self.ids, self.unconditional)
+        return lumina_prompt(self.encode_text, text, side, side, self.instruction, self.ids, self.unconditional)
 
 
 def tokens_of_image(cfg: Mapping[str, Any]) -> int:

@@ -175,11 +175,16 @@ def read(
 class Janus(UnifiedModel):
     tokenizer: vq.VQModel
 
-    def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(cfg, device, dtype)
-        self.side = REDUCED_SIDE if self.reduced else SIDE
+    def read_text(self, cfg: Mapping[str, Any]) -> None:
         self.ids = JanusIds()
         self.text: Encode = lambda text: hashed_ids(text, 0, TEXT_IDS)
+        if self.folder is not None:
+            text = JanusText(self.part("target"))
+            self.ids, self.text = text.ids(), text.template
+        self.pad = self.ids.pad
+
+    def read_networks(self) -> None:
+        self.side = REDUCED_SIDE if self.reduced else SIDE
         if self.folder is None:
             self.tokenizer = self.random_pixels(vq.LLAMAGEN_16, REDUCED_CODES)
             base, codes = REDUCED if self.reduced else full(self.name), self.tokenizer.cfg.codebook_size
@@ -188,12 +193,9 @@ class Janus(UnifiedModel):
         else:
             folder = self.part("target")
             source = official.open_source(folder)
-            self.tokenizer = image_tokenizers.load_janus(source, vq.LLAMAGEN_16, device)
-            text = JanusText(folder)
-            self.ids, self.text = text.ids(), text.template
-            self.target = read(folder, source, self.side, device, dtype)
+            self.tokenizer = image_tokenizers.load_janus(source, vq.LLAMAGEN_16, self.device)
+            self.target = read(folder, source, self.side, self.device, self.dtype)
             self.image = self.target.image
-        self.pad = self.ids.pad
         self.resolution = self.side * self.tokenizer.cfg.downsample
 
     def prompt(self, text: str) -> Prompt:

@@ -6,7 +6,7 @@ Facts: reference README (1) to (10) and the manifests of t2i_XL_stage*, c2i_* an
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specbench.data.base import Item
 from specbench.errors import UsageError
 from specbench.models import vq
 from specbench.models.llamagen import ClassConditioning, Conditioning, LlamaGen, LlamaGenConfig
 from specbench.models.loading import naming, official
-from specbench.models.loading.bundle import RealModel, class_number, only, shape_of
+from specbench.models.loading.bundle import RealModel, check_classes, class_number, only, shape_of
 from specbench.models.loading.image_tokenizers import load_autoencoder
 from specbench.models.loading.text_official import T5_XL, T5Features, hashed_features
 from specbench.models.pixels import to_uint8
@@ -59,6 +60,12 @@ class LlamaGenModel(RealModel):
         # Only drafters read the hidden states of padding, and the published drafters were trained on LANTERN's.
         self.target.pads_see_all = True
         self.resolution = self.target.cfg.side * self.tokenizer.cfg.downsample
+
+    @classmethod
+    def check_prompts(cls, cfg: Mapping[str, Any], items: Sequence[Item]) -> None:
+        """Raises UsageError for a prompt that a class-conditional model cannot draw. Loads nothing."""
+        if classes := shape_of(cfg["model"], LlamaGenConfig).num_classes:
+            check_classes(items, classes, cfg["model"])
 
     def absent(self) -> dict[str, int]:
         """See `Bundle.absent`: the text encoder, whose features are replaced by random ones."""

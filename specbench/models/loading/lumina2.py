@@ -71,20 +71,22 @@ def image(codes: int, width: int, height: int, ids: ChameleonIds = IDS) -> Image
 class Lumina2(UnifiedModel):
     tokenizer: vq.VQModel
 
-    def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(cfg, device, dtype)
-        self.resolution = side = REDUCED_SIZE if self.reduced else SIZE
+    def read_text(self, cfg: Mapping[str, Any]) -> None:
+        self.resolution = REDUCED_SIZE if self.reduced else SIZE
         self.instruction: str = cfg["instruction"]
-        if self.folder is None:
-            self.tokenizer = self.random_pixels(vq.MOVQGAN, REDUCED_CODES)
-            self.ids, self.text = IDS, lambda text: hashed_ids(text, 0, TEXT_IDS)
-        else:
-            file = self.part("tokenizer") / "movqgan_270M.ckpt"
-            self.tokenizer = load_autoencoder(vq.VQModel, vq.MOVQGAN, file, device, llamagen=False)
+        self.ids, self.text = IDS, lambda text: hashed_ids(text, 0, TEXT_IDS)
+        if self.folder is not None:
             text = Lumina2Text(self.part("target"))
             self.ids, self.text = text.ids(), text.encode
         self.pad = self.ids.pad
-        self.image = image(self.tokenizer.cfg.codebook_size, side, side, self.ids)
+
+    def read_networks(self) -> None:
+        if self.folder is None:
+            self.tokenizer = self.random_pixels(vq.MOVQGAN, REDUCED_CODES)
+        else:
+            file = self.part("tokenizer") / "movqgan_270M.ckpt"
+            self.tokenizer = load_autoencoder(vq.VQModel, vq.MOVQGAN, file, self.device, llamagen=False)
+        self.image = image(self.tokenizer.cfg.codebook_size, self.resolution, self.resolution, self.ids)
         self.target = self.loaded_target(REDUCED if self.reduced else FULL)
 
     def prompt(self, text: str) -> Prompt:

@@ -6,7 +6,7 @@ Facts: reference README (31) to (38), the manifests of mar_base, mar_large, mar_
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specbench.data.base import Item
 from specbench.errors import UsageError
 from specbench.models import vq
 from specbench.models.loading import official
-from specbench.models.loading.bundle import Bundle, class_number, only, shape_of
+from specbench.models.loading.bundle import Bundle, check_classes, class_number, only, shape_of
 from specbench.models.loading.image_tokenizers import load_autoencoder
 from specbench.models.loading.naming import Table
 from specbench.models.mar import MAR, MARConfig
@@ -74,6 +75,11 @@ class MARModel(Bundle):
             self.target = self._guided(target)
             self.tokenizer = self._pixels(self.part("tokenizer"))
         self.resolution = self.shape.side * self.tokenizer.cfg.downsample
+
+    @classmethod
+    def check_prompts(cls, cfg: Mapping[str, Any], items: Sequence[Item]) -> None:
+        """Raises UsageError for a prompt that is not a class number. Loads nothing."""
+        check_classes(items, shape_of(cfg["model"], MARConfig.even).classes, cfg["model"])
 
     def _guided(self, model: MAR) -> Guided:
         return Guided(model, *self._guidance)
