@@ -416,7 +416,7 @@ def test_files_of_another_model_are_reported(tmp_path):
         with pytest.raises(UsageError, match=sentence):
             bundle_of(model, f"weights={tmp_path}", "reduced=true", "dtype=float32").drafter_network("cspd")
 
-    refused(r"holds another MAR than mar_l \(1 \+ 1 blocks of width 64, not 2 \+ 2", "mar_l")
+    refused(r"mar_l.*encoder_depth=1 \(not 2\), decoder_depth=1 \(not 2\), head_depth=1 \(not 2\)", "mar_l")
     refused(r"run `specbench fetch model=mar_b|no weights for draft/|has no draft/")
     checkpoint(draft, MAR(replace(large.target.model.cfg, classes=7)))
     refused("draft has other tokens or classes than the target")

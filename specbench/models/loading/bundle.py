@@ -34,6 +34,29 @@ def shape_of(model: str, kind: Callable[..., C], **others: Any) -> C:
     return made(kind, {**others, **(parameters.default("model", model, "shape") or {})}, f"shape of {model}")
 
 
+#: Fields of a configuration that no tensor shows; a published config.json has the right ones.
+_NOT_SIZES = frozenset(("norm_eps", "rope_base", "norms"))
+
+
+def check_sizes(found: Any, declared: Any, model: str, path: Path) -> None:
+    """Raises UsageError if the network in a file has other sizes than its model declares. Its vocabulary may be longer,
+    because rows without a meaning may pad it.
+
+    found, declared: configurations of one kind.
+    """
+    pairs = [(name, getattr(found, name), value) for name, value in vars(declared).items() if name not in _NOT_SIZES]
+    if different := [
+        f"{name}={here} (not {there})"
+        for name, here, there in pairs
+        if here != there and not (name == "vocab_size" and here > there)
+    ]:
+        others = "" if len(different) <= 4 else f" and {len(different) - 4} other sizes"
+        raise UsageError(
+            f"{path} holds another network than {model}, or a part of it: {', '.join(different[:4])}{others}; choose"
+            " its model=, fetch the complete file, or declare these sizes as the shape: of a model file of your own"
+        )
+
+
 class Bundle:
     """The base class of models with discrete and with continuous tokens: a folder of official files, or random
     weights."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from specbench.errors import UsageError
 from specbench.models import vq
+from specbench.models.loading.bundle import shape_of
 from specbench.models.loading.image_tokenizers import load_autoencoder
 from specbench.models.loading.text_official import NamedText, hashed_ids
 from specbench.models.loading.unified_official import Encode, Prompt, UnifiedModel, instructed
@@ -24,7 +25,6 @@ PATCH = 16  # pixels per side of a code
 FIRST_CODE = 4  # without a tokenizer
 LUMINA_SIZES, ANOLE_SIZE = (512, 768, 1024), 512
 
-FULL = UnifiedConfig(4096, 32, 32, 32, 11008, 65536, qk_norm=1)
 REDUCED = UnifiedConfig(64, 2, 2, 2, 96, 9216, qk_norm=1)
 REDUCED_CODES, REDUCED_SIZE = 64, 64
 
@@ -138,9 +138,12 @@ class Chameleon(UnifiedModel):
         self.resolution = REDUCED_SIZE if self.reduced else size
         self.instruction: str = cfg.get("instruction", "")
         self.unconditional: str = cfg.get("unconditional", "header")
-        self.base = REDUCED if self.reduced else FULL
+        published = shape_of(self.name, UnifiedConfig)
+        # Anole's norms have one row per head.
+        small = replace(REDUCED, qk_norm=1 if published.qk_norm == 1 else REDUCED.n_head)
+        self.shape = small if self.reduced else published
         self.text: ChameleonText | None = None
-        self.ids, self.encode_text = IDS, lambda text: hashed_ids(text, IDS.size, self.base.vocab_size)
+        self.ids, self.encode_text = IDS, lambda text: hashed_ids(text, IDS.size, self.shape.vocab_size)
         if self.folder is not None:
             self.text = ChameleonText(self.part("tokenizer"))
             self.ids, self.encode_text = self.text.ids(), self.text.encode
@@ -154,10 +157,9 @@ class Chameleon(UnifiedModel):
             file = self.part("tokenizer") / "vqgan.ckpt"
             self.tokenizer = load_autoencoder(vq.VQModel, vq.CHAMELEON, file, self.device, llamagen=False)
             codes = self.text.codes(self.tokenizer.cfg.codebook_size)
-        side, base = self.resolution, self.base
+        side = self.resolution
         self.image = lumina_image(codes, side, side, self.ids) if self.lumina else anole_image(codes, side, self.ids)
-        # Anole's norms have one row per head.
-        self.target = self.loaded_target(base if self.lumina else replace(base, qk_norm=base.n_head))
+        self.target = self.loaded_target(self.shape)
 
     def prompt(self, text: str) -> Prompt:
         if not self.lumina:

@@ -24,6 +24,7 @@ from specbench.errors import UsageError
 from specbench.models import emu3_vision
 from specbench.models.language import Grammar
 from specbench.models.loading import image_tokenizers, official
+from specbench.models.loading.bundle import shape_of
 from specbench.models.loading.text_official import PIECES, find_file, hashed_ids, open_tokenizer
 from specbench.models.loading.unified_official import Encode, Prompt, UnifiedModel
 from specbench.models.pixels import truncated
@@ -34,7 +35,6 @@ NEW_LINE, FRAME_END, IMAGE_END, SEQUENCE_END = 151846, 151847, 151853, 151850
 AREA = 720 * 720  # pixels of an image
 TEXT_IDS = 151643  # smaller ids are text
 
-FULL = UnifiedConfig(4096, 32, 32, 8, 14336, 184622, rope_base=1e6)
 REDUCED = UnifiedConfig(32, 2, 2, 1, 64, FIRST_CODE + 64, rope_base=1e6)
 REDUCED_CODES, REDUCED_SIDE = 64, 4  # codes of a reduced tokenizer, and per row of its image
 
@@ -165,7 +165,7 @@ class Emu3(UnifiedModel):
             source = official.open_source(self.part("tokenizer"))
             self.tokenizer = image_tokenizers.load_emu3_vision(self.shape, source, self.device, torch.float32)
         self.image = image(torch.arange(FIRST_CODE, FIRST_CODE + len(self.tokenizer.codebook())), *self.grid)
-        self.target = self.loaded_target(REDUCED if self.reduced else FULL)
+        self.target = self.loaded_target(REDUCED if self.reduced else shape_of(self.name, UnifiedConfig))
 
     def prompt(self, text: str) -> Prompt:
         return emu3_prompt(self.text, text, *self.grid, self.suffix, self.negative)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specbench.models import vq
 from specbench.models.loading import official
+from specbench.models.loading.bundle import shape_of
 from specbench.models.loading.chameleon import IMAGE_NAMES, ChameleonIds, lumina_prompt
 from specbench.models.loading.image_tokenizers import load_autoencoder
 from specbench.models.loading.text_official import NamedText, hashed_ids
@@ -38,7 +39,6 @@ IDS = ChameleonIds(
     size=151671,
 )
 
-FULL = UnifiedConfig(4096, 32, 32, 32, 11008, 171385, qk_norm=1)
 REDUCED = UnifiedConfig(32, 2, 2, 2, 64, FIRST_CODE + 64, qk_norm=1)
 REDUCED_CODES, REDUCED_SIZE = 64, 32
 
@@ -87,7 +87,7 @@ class Lumina2(UnifiedModel):
             file = self.part("tokenizer") / "movqgan_270M.ckpt"
             self.tokenizer = load_autoencoder(vq.VQModel, vq.MOVQGAN, file, self.device, llamagen=False)
         self.image = image(self.tokenizer.cfg.codebook_size, self.resolution, self.resolution, self.ids)
-        self.target = self.loaded_target(REDUCED if self.reduced else FULL)
+        self.target = self.loaded_target(REDUCED if self.reduced else shape_of(self.name, UnifiedConfig))
 
     def prompt(self, text: str) -> Prompt:
         return lumina_prompt(self.text, text, self.resolution, self.resolution, self.instruction, self.ids)

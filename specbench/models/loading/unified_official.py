@@ -18,7 +18,7 @@ from torch import Tensor
 from specbench.data.base import Item
 from specbench.errors import UsageError
 from specbench.models.loading import naming, official
-from specbench.models.loading.bundle import RealModel
+from specbench.models.loading.bundle import RealModel, check_sizes
 from specbench.models.loading.official import CheckpointSource
 from specbench.models.pixels import truncated
 from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig
@@ -120,10 +120,10 @@ class UnifiedModel(RealModel):
         return truncated(self.tokenizer.decode(codes))
 
     def loaded_target(self, shape: UnifiedConfig) -> Unified:
-        """The target of the folder; with random weights, a target of this shape."""
+        """The target of the folder, which must have this shape; with random weights, a target of this shape."""
         if self.folder is None:
             return self.random(lambda: Unified(shape, self.image), 1, self.dtype)
-        return read(self.part("target"), self.image, self.device, self.dtype)
+        return read(self.part("target"), self.image, self.device, self.dtype, (self.name, shape))
 
     def smaller(self) -> Unified:
         c = self.target.cfg
@@ -184,10 +184,19 @@ def tied(source: CheckpointSource, content: Mapping[str, Any]) -> CheckpointSour
     return source
 
 
-def read(folder: Path, image: ImageTokens, device: torch.device, dtype: torch.dtype) -> Unified:
-    """A model from a Hugging Face folder; only the rows of image tokens are kept of its head."""
+def read(
+    folder: Path,
+    image: ImageTokens,
+    device: torch.device,
+    dtype: torch.dtype,
+    declared: tuple[str, UnifiedConfig] | None = None,
+) -> Unified:
+    """A model from a Hugging Face folder; only the rows of image tokens are kept of its head. declared: the name and
+    the sizes that it must have; None for a draft model."""
     source = tied(official.open_source(folder), official.config(folder))
     cfg = described(folder, lambda content: configured(content, source))
+    if declared is not None:
+        check_sizes(cfg, declared[1], declared[0], folder)
     if int(image.ids.max()) >= cfg.vocab_size:
         raise UsageError(
             f"the tokenizer names id {int(image.ids.max())}, the model in {folder} has {cfg.vocab_size} ids; fetch both"
