@@ -149,7 +149,7 @@ def _unified(
 def _chameleon(name: str, small: bool) -> dict[str, Build]:
     lumina = name == "lumina_mgpt"
     pixels = vq.CHAMELEON.reduced(chameleon.REDUCED_CODES) if small else vq.CHAMELEON
-    base = chameleon.REDUCED if small else chameleon.FULL
+    base = chameleon.REDUCED if small else bundle.shape_of(name, UnifiedConfig)
     base = base if lumina else replace(base, qk_norm=base.n_head)
     side = chameleon.REDUCED_SIZE if small else 768 if lumina else chameleon.ANOLE_SIZE
     codes = torch.arange(4, 4 + pixels.codebook_size)
@@ -168,7 +168,7 @@ def _chameleon(name: str, small: bool) -> dict[str, Build]:
 
 def _lumina2(name: str, small: bool) -> dict[str, Build]:
     pixels = vq.MOVQGAN.reduced(lumina2.REDUCED_CODES) if small else vq.MOVQGAN
-    base = lumina2.REDUCED if small else lumina2.FULL
+    base = lumina2.REDUCED if small else bundle.shape_of(name, UnifiedConfig)
     side = lumina2.REDUCED_SIZE if small else lumina2.SIZE
     image = lumina2.image(pixels.codebook_size, side, side)
     target: Unified = built(lambda: Unified(base, image))
@@ -217,7 +217,7 @@ def _janus(name: str, small: bool) -> dict[str, Build]:
 def _emu3(name: str, small: bool) -> dict[str, Build]:
     """In float32."""
     sizes = emu3_vision.reduced(emu3.REDUCED_CODES) if small else emu3_vision.OFFICIAL
-    pixels, base = emu3_vision.configured(sizes), emu3.REDUCED if small else emu3.FULL
+    pixels, base = emu3_vision.configured(sizes), emu3.REDUCED if small else bundle.shape_of(name, UnifiedConfig)
     grid = (emu3.REDUCED_SIDE, emu3.REDUCED_SIDE) if small else emu3.grid(emu3.AREA, "1:1", 8)
     image = emu3.image(torch.arange(emu3.FIRST_CODE, emu3.FIRST_CODE + sizes["codebook_size"]), *grid)
     target: Unified = built(lambda: Unified(base, image))

@@ -156,6 +156,8 @@ class RunFolder:
         stored = self.read_config()
         names = dict.fromkeys([*config, *stored])
         different = [name for name in names if name not in MAY_CHANGE and config.get(name) != stored.get(name)]
+        if "prompt_length" in different and _may_grow(stored.get("prompt_length"), config):
+            different.remove("prompt_length")
         if different:
             shown = different[:3]
             raise UsageError(
@@ -244,6 +246,13 @@ class RunFolder:
             return False
         write_atomically(self.row, text)
         return True
+
+
+def _may_grow(stored: object, config: RunConfig) -> bool:
+    """Whether the folder's padded length of prompts may become the configuration's: images do not depend on it where
+    the model skips padding."""
+    longer, model = config.get("prompt_length"), registry.find("model", config["model"])
+    return type(stored) is type(longer) is int and stored < longer and getattr(model, "skips_padding", False)
 
 
 def _check_fit(journal: Journal, config: str) -> None:

@@ -10,7 +10,8 @@ produces the same images as an uninterrupted run. The row is a pure function of 
 
 Later requests in the same folder may change `n`, the metrics and `baseline`. The row then answers the new request, and
 the images and scores of earlier requests stay in the journals. A change of the prompts, or of any other parameter
-except `provenance.MAY_CHANGE`, would mix two measurements in one row and is refused.
+except `provenance.MAY_CHANGE`, would mix two measurements in one row and is refused. prompt_length may grow where it
+changes no image.
 """
 
 from __future__ import annotations
@@ -183,6 +184,8 @@ def prepare(
     if not complete or again:
         if not has_own_weights:
             check(config, elsewhere=dry)
+            if missing is None:
+                check_prompts(config, items)
         if not dry:  # which needs no network
             cluster.check_address(config)
     if missing is not None:
@@ -423,8 +426,9 @@ def check_inputs(cfg: RunConfig) -> None:
     """Raises UsageError for every mistake in a configuration and its prompts that shows before a model is loaded, and
     MissingFilesError for weights and data that are not here."""
     _check_libraries(cfg)
-    data.images_of(cfg)
+    items = data.images_of(cfg)
     check(cfg)
+    check_prompts(cfg, items)
 
 
 def check(cfg: Mapping[str, Any], elsewhere: bool = False) -> None:
@@ -441,3 +445,11 @@ def check(cfg: Mapping[str, Any], elsewhere: bool = False) -> None:
     else:
         engine_of(cfg, resolve_device(cfg["device"]))
     missing_weights.check(cfg)
+
+
+def check_prompts(cfg: Mapping[str, Any], items: Sequence[data.Item]) -> None:
+    """Raises UsageError for prompts that the model cannot read, such as too long ones. Needs the files of its text
+    tokenizer, but loads no network."""
+    check_all = getattr(registry.find("model", cfg["model"]), "check_prompts", None)  # optional in a plug-in's model
+    if check_all is not None:
+        check_all(cfg, items)

@@ -126,6 +126,7 @@ class Worker:
             resolution=self._pipeline.resolution,
             tokens=self._pipeline.tokens_per_image,
             workers=num_workers,
+            **({"prompt_length": cfg["prompt_length"]} if "prompt_length" in cfg else {}),
         )
 
     def decode_pairs(self, items: Sequence[data.Item], stop: Callable[[], bool] = never) -> Iterator[list[Event]]:

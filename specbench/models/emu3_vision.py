@@ -62,6 +62,11 @@ def configured(values: Mapping[str, Any]) -> Emu3VQVAEConfig:
     return cfg
 
 
+def downsample(cfg: Emu3VQVAEConfig) -> int:
+    """Pixels per side of a code."""
+    return int(2 ** (len(cfg.channel_multiplier) - 1))
+
+
 class Emu3Vision(nn.Module):
     """Images (B, 3, H, W) in [-1, 1]  <->  codes (B, H/f * W/f) int64, row by row; f is 8 officially."""
 
@@ -71,10 +76,6 @@ class Emu3Vision(nn.Module):
         super().__init__()
         self.cfg = cfg
         self.vq = Emu3VQVAE(cfg)
-
-    @property
-    def downsample(self) -> int:
-        return 2 ** (len(self.cfg.channel_multiplier) - 1)
 
     def pre_quant(self, image: Tensor) -> Tensor:
         """Encoder output before quantising, (B, 1, dim, h, w). A still image fills all frames of a latent."""

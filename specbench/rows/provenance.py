@@ -40,9 +40,9 @@ MAY_CHANGE = tuple(
 
 
 def decoding_hash(cfg: Mapping[str, Any], baseline: bool = False) -> str:
-    """Hash of the parameters that an image depends on: all except `MAY_CHANGE`. baseline: for an image of vanilla
-    AR."""
-    kept = {name: value for name, value in _hashed(cfg).items() if name not in MAY_CHANGE}
+    """Hash of the parameters that an image depends on: all except `MAY_CHANGE`, and prompt_length, which may grow where
+    padding is skipped. baseline: for an image of vanilla AR."""
+    kept = {name: value for name, value in _hashed(cfg).items() if name not in (*MAY_CHANGE, "prompt_length")}
     return sha256(json.dumps([kept, "vanilla" if baseline else "method"], sort_keys=True), 12)
 
 

@@ -46,7 +46,7 @@ def measurement_remarks(
         remarks.append(f"decoded by {num_workers} workers: no seconds are measured")
     if len(sessions) > 1:
         remarks.append(f"decoded in {len(sessions)} processes" + (": their timings are mixed" if timed else ""))
-        for name in ("commit", "plugins", "device_name", "torch"):
+        for name in ("commit", "plugins", "device_name", "torch", "prompt_length"):
             if len({str(session.get(name)) for session in sessions.values()}) > 1:
                 remarks.append(f"the processes differ in {name.replace('_', ' ')}, the last one's is given")
     return remarks

@@ -356,10 +356,11 @@ def test_a_toy_of_two_classes_is_learnt():
 
 
 def checkpoint(path, model, extra=None):
-    """A file as MAR's trainer saves it: the weights, their average, and the rest of the trainer's state."""
+    """A file as MAR's trainer saves it: the weights, their average as parameters with gradients, and the rest of the
+    trainer's state."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    tensors = {n: t.clone() for n, t in model.state_dict().items()}
-    last = {n: t + 1 for n, t in tensors.items()}
+    tensors = {n: torch.nn.Parameter(t.clone()) for n, t in model.state_dict().items()}
+    last = {n: t.detach() + 1 for n, t in tensors.items()}
     optimiser = {"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 1e-4}]}
     args = argparse.Namespace(model="mar_base", lr=None, batch_size=64)
     content = {"model": last, "model_ema": tensors | (extra or {}), "optimizer": optimiser, "epoch": 799}
@@ -415,7 +416,7 @@ def test_files_of_another_model_are_reported(tmp_path):
         with pytest.raises(UsageError, match=sentence):
             bundle_of(model, f"weights={tmp_path}", "reduced=true", "dtype=float32").drafter_network("cspd")
 
-    refused(r"holds another MAR than mar_l \(1 \+ 1 blocks of width 64, not 2 \+ 2", "mar_l")
+    refused(r"mar_l.*encoder_depth=1 \(not 2\), decoder_depth=1 \(not 2\), head_depth=1 \(not 2\)", "mar_l")
     refused(r"run `specbench fetch model=mar_b|no weights for draft/|has no draft/")
     checkpoint(draft, MAR(replace(large.target.model.cfg, classes=7)))
     refused("draft has other tokens or classes than the target")

@@ -244,6 +244,19 @@ def old(path, content):
     return path
 
 
+def parameters(tensors):
+    return {name: nn.Parameter(t) if t.is_floating_point() else t for name, t in tensors.items()}
+
+
+#: The prefix of all names in these formats, which is logged.
+PREFIXES = {"parallel": "module.", "compiled": "_orig_mod.", "compiled shards": "_orig_mod.module."}
+PREFIXES |= {"both": "module._orig_mod."}
+
+
+def prefixed(kind, tensors):
+    return {PREFIXES[kind] + name: tensor for name, tensor in tensors.items()}
+
+
 FORMATS = {
     "file": lambda d, t: a_file(d / "x.safetensors", t),
     "folder": lambda d, t: a_file(d / "model.safetensors", t).parent,
@@ -254,7 +267,14 @@ FORMATS = {
     "bare": lambda d, t: a_file(d / "x.pt", t),
     "wrapped": lambda d, t: a_file(d / "x.ckpt", {"state_dict": t, "steps": 3, "optimizer": {"state": {}}}),
     "first wrapper": lambda d, t: a_file(d / "x.pth", {"state_dict": {"other": torch.ones(1)}, "model": t}),
-    "parameters": lambda d, t: a_file(d / "x.pt", {k: nn.Parameter(v, False) for k, v in t.items()}),
+    "parameters": lambda d, t: a_file(d / "x.pt", parameters(t)),  # MAR's trainer, and dict(named_parameters())
+    "old parameters": lambda d, t: old(d / "x.pt", {"state_dict": parameters(t)}),
+    "parameter shards": lambda d, t: write_shards(d, parameters(t), "pytorch_model", "bin"),
+    "computed": lambda d, t: a_file(d / "x.pt", {k: v * 1 for k, v in parameters(t).items()}),  # no leaves
+    "parallel": lambda d, t: a_file(d / "x.pt", {"model": prefixed("parallel", parameters(t))}),
+    "compiled": lambda d, t: a_file(d / "x.safetensors", prefixed("compiled", t)),
+    "compiled shards": lambda d, t: write_shards(d, prefixed("compiled shards", t)),
+    "both": lambda d, t: old(d / "x.pt", prefixed("both", t)),
     "old": lambda d, t: old(d / "x.pt", {"module": t}),
     "arguments": lambda d, t: a_file(d / "x.pth", {"model": t, "args": argparse.Namespace(lr=0.1, name="a")}),
 }
@@ -269,14 +289,17 @@ def test_every_format_gives_the_same_module(tmp_path, caplog):
         folder = tmp_path / kind
         folder.mkdir()
         path = made(folder, tensors)
-        source = official.open_source(path)
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "specbench"):
+            source = official.open_source(path)
+            module = official.load(Tiny, source, TABLE, "cpu", torch.float32)
+        assert f"loaded 0.00 GB from {path} in 0." in caplog.text
+        prefixes = re.findall(r"'((?:module\.|_orig_mod\.)+)'", caplog.text)
+        assert prefixes == ([PREFIXES[kind]] if kind in PREFIXES else []), kind
         headers = {n: (i.shape, i.dtype) for n, i in source.tensors.items()}
         assert headers == {n: (t.shape, t.dtype) for n, t in tensors.items()}, kind
         files = {info.file for info in source.tensors.values()}
-        assert len(files) == (2 if kind in ("shards", "bin shards", "index") else 1), kind
-        with caplog.at_level(logging.INFO, "specbench"):
-            module = official.load(Tiny, source, TABLE, "cpu", torch.float32)
-        assert f"loaded 0.00 GB from {path} in 0." in caplog.text
+        assert len(files) == (2 if "shards" in kind or kind == "index" else 1), kind
         torch.testing.assert_close(dict(module.state_dict()), expected, rtol=0, atol=0)
         assert not module.training
         assert not any(p.requires_grad for p in module.parameters())
@@ -420,9 +443,11 @@ def changed_tensors(**changes):
 
 #: Tensors of a file that does not fit, and what the error names.
 UNFIT = {
+    "no tensors": ({}, r"x.safetensors: tensor 'q' \(and 6 more\) is missing"),
     "missing": (changed_tensors(q=None), "x.safetensors: tensor 'q' is missing"),
     "surplus": (changed_tensors(z=torch.ones(1)), "x.safetensors: tensor 'z' belongs"),
     "several surplus": (changed_tensors(z=torch.ones(1), y=torch.ones(1)), r"tensor 'y' \(and 1 more\)"),
+    "some with a prefix": (changed_tensors(q=None, module_q=torch.ones(4, 4)), "x.safetensors: tensor 'q' is missing"),
     "odd name": (changed_tensors(**{"z\n\x1b[2J": torch.ones(1)}), r"tensor 'z\\n\\x1b\[2J'"),
     "misshapen": (changed_tensors(k=torch.ones(4, 2)), r"x.safetensors: tensor 'k' .*\[4, 2\], expected \[2, 4\]"),
     "other rank": (changed_tensors(k=torch.ones(8)), r"tensor 'k' .*\[8\], expected \[2, 4\]"),

@@ -7,7 +7,7 @@ drafters eagle/, eagle3/, medusa/, dflash/ and draft/ (a smaller model of the fa
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from specbench.config import missing_weights, parameters, registry
+from specbench.data.base import Item
 from specbench.errors import UsageError, steps
 from specbench.models.language import Language
 from specbench.models.loading import checkpoints, official
@@ -31,6 +32,29 @@ def shape_of(model: str, kind: Callable[..., C], **others: Any) -> C:
     """The network's configuration: the `shape` that the model's file declares, and `others`. Raises UsageError for
     wrong fields."""
     return made(kind, {**others, **(parameters.default("model", model, "shape") or {})}, f"shape of {model}")
+
+
+#: Fields of a configuration that no tensor shows; a published config.json has the right ones.
+_NOT_SIZES = frozenset(("norm_eps", "rope_base", "norms"))
+
+
+def check_sizes(found: Any, declared: Any, model: str, path: Path) -> None:
+    """Raises UsageError if the network in a file has other sizes than its model declares. Its vocabulary may be longer,
+    because rows without a meaning may pad it.
+
+    found, declared: configurations of one kind.
+    """
+    pairs = [(name, getattr(found, name), value) for name, value in vars(declared).items() if name not in _NOT_SIZES]
+    if different := [
+        f"{name}={here} (not {there})"
+        for name, here, there in pairs
+        if here != there and not (name == "vocab_size" and here > there)
+    ]:
+        others = "" if len(different) <= 4 else f" and {len(different) - 4} other sizes"
+        raise UsageError(
+            f"{path} holds another network than {model}, or a part of it: {', '.join(different[:4])}{others}; choose"
+            " its model=, fetch the complete file, or declare these sizes as the shape: of a model file of your own"
+        )
 
 
 class Bundle:
@@ -124,14 +148,20 @@ def only(folder: Path, *endings: str) -> Path:
     return files[0]
 
 
-def class_number(prompt: str, classes: int, model: str) -> int:
-    """The class number in the prompt of a class-conditional model."""
+def class_number(prompt: str, classes: int, model: str, name: str = "") -> int:
+    """The class number in the prompt of a class-conditional model; name: the prompt's id, for the message."""
     if re.fullmatch(r"\d{1,6}", prompt.strip()) and int(prompt) < classes:
         return int(prompt)
     raise UsageError(
-        f"{model} draws classes 0 to {classes - 1}, and '{prompt[:40]}' is not one; use data=imagenet, or a file of"
-        " class numbers"
+        f"{model} draws classes 0 to {classes - 1}, and '{prompt[:40]}'{name and f' (prompt {name})'} is not one; use"
+        " data=imagenet, or a file of class numbers"
     )
+
+
+def check_classes(items: Sequence[Item], classes: int, model: str) -> None:
+    """Raises UsageError for a prompt that is not a class number."""
+    for item in items:
+        class_number(item.prompt, classes, model, item.id or str(item.index))
 
 
 class RealModel(Drafters, Bundle):

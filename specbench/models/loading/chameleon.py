@@ -15,6 +15,7 @@ from torch import Tensor
 
 from specbench.errors import UsageError
 from specbench.models import vq
+from specbench.models.loading.bundle import shape_of
 from specbench.models.loading.image_tokenizers import load_autoencoder
 from specbench.models.loading.text_official import NamedText, hashed_ids
 from specbench.models.loading.unified_official import Encode, Prompt, UnifiedModel
@@ -24,7 +25,6 @@ PATCH = 16  # pixels per side of a code
 FIRST_CODE = 4  # without a tokenizer
 ANOLE_SIZE = 512
 
-FULL = UnifiedConfig(4096, 32, 32, 32, 11008, 65536, qk_norm=1)
 REDUCED = UnifiedConfig(64, 2, 2, 2, 96, 9216, qk_norm=1)
 REDUCED_CODES, REDUCED_SIZE = 64, 64
 
@@ -130,34 +130,40 @@ def anole_image(codes: Tensor, side: int, ids: ChameleonIds = IDS) -> ImageToken
 class Chameleon(UnifiedModel):
     tokenizer: vq.VQModel
 
-    def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(cfg, device, dtype)
+    def read_text(self, cfg: Mapping[str, Any]) -> None:
         self.lumina = "instruction" in cfg
         size = cfg["size"] if self.lumina else ANOLE_SIZE
-        self.resolution = side = REDUCED_SIZE if self.reduced else size
+        self.resolution = REDUCED_SIZE if self.reduced else size
         self.instruction: str = cfg.get("instruction", "")
         self.unconditional: str = cfg.get("unconditional", "header")
-        base = REDUCED if self.reduced else FULL
-        if self.folder is None:
+        published = shape_of(self.name, UnifiedConfig)
+        # Anole's norms have one row per head.
+        small = replace(REDUCED, qk_norm=1 if published.qk_norm == 1 else REDUCED.n_head)
+        self.shape = small if self.reduced else published
+        self.text: ChameleonText | None = None
+        self.ids, self.encode_text = IDS, lambda text: hashed_ids(text, IDS.size, self.shape.vocab_size)
+        if self.folder is not None:
+            self.text = ChameleonText(self.part("tokenizer"))
+            self.ids, self.encode_text = self.text.ids(), self.text.encode
+        self.pad = self.ids.pad
+
+    def read_networks(self) -> None:
+        if self.text is None:
             self.tokenizer = self.random_pixels(vq.CHAMELEON, REDUCED_CODES)
-            self.ids, self.text = IDS, lambda text: hashed_ids(text, IDS.size, base.vocab_size)
             codes = torch.arange(FIRST_CODE, FIRST_CODE + self.tokenizer.cfg.codebook_size)
         else:
             file = self.part("tokenizer") / "vqgan.ckpt"
-            self.tokenizer = load_autoencoder(vq.VQModel, vq.CHAMELEON, file, device, llamagen=False)
-            text = ChameleonText(self.part("tokenizer"))
-            self.ids, self.text = text.ids(), text.encode
-            codes = text.codes(self.tokenizer.cfg.codebook_size)
-        self.pad = self.ids.pad
+            self.tokenizer = load_autoencoder(vq.VQModel, vq.CHAMELEON, file, self.device, llamagen=False)
+            codes = self.text.codes(self.tokenizer.cfg.codebook_size)
+        side = self.resolution
         self.image = lumina_image(codes, side, side, self.ids) if self.lumina else anole_image(codes, side, self.ids)
-        # Anole's norms have one row per head.
-        self.target = self.loaded_target(base if self.lumina else replace(base, qk_norm=base.n_head))
+        self.target = self.loaded_target(self.shape)
 
     def prompt(self, text: str) -> Prompt:
         if not self.lumina:
-            return anole_prompt(self.text, text, self.ids)
+            return anole_prompt(self.encode_text, text, self.ids)
         side = self.resolution
-        return lumina_prompt(self.text, text, side, side, self.instruction, self.ids, self.unconditional)
+        return lumina_prompt(self.encode_text, text, side, side, self.instruction, self.ids, self.unconditional)
 
 
 def tokens_of_image(cfg: Mapping[str, Any]) -> int:

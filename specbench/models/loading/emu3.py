@@ -24,6 +24,7 @@ from specbench.errors import UsageError
 from specbench.models import emu3_vision
 from specbench.models.language import Grammar
 from specbench.models.loading import image_tokenizers, official
+from specbench.models.loading.bundle import shape_of
 from specbench.models.loading.text_official import PIECES, find_file, hashed_ids, open_tokenizer
 from specbench.models.loading.unified_official import Encode, Prompt, UnifiedModel
 from specbench.models.pixels import truncated
@@ -34,7 +35,6 @@ NEW_LINE, FRAME_END, IMAGE_END, SEQUENCE_END = 151846, 151847, 151853, 151850
 AREA = 720 * 720  # pixels of an image
 TEXT_IDS = 151643  # smaller ids are text
 
-FULL = UnifiedConfig(4096, 32, 32, 8, 14336, 184622, rope_base=1e6)
 REDUCED = UnifiedConfig(32, 2, 2, 1, 64, FIRST_CODE + 64, rope_base=1e6)
 REDUCED_CODES, REDUCED_SIDE = 64, 4  # codes of a reduced tokenizer, and per row of its image
 
@@ -145,24 +145,27 @@ def byte_pairs(ranks: Mapping[bytes, int]) -> Encode:
 class Emu3(UnifiedModel):
     pad = Emu3Ids.pad
 
-    def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(cfg, device, dtype)
+    def read_text(self, cfg: Mapping[str, Any]) -> None:
         self.suffix, self.negative = cfg["suffix"], cfg["negative"]
         self.text: Encode = lambda text: hashed_ids(text, 0, TEXT_IDS)
         if self.folder is None:
             values = emu3_vision.reduced(REDUCED_CODES) if self.reduced else emu3_vision.OFFICIAL
-            shape = emu3_vision.configured(values)
-            self.tokenizer = self.random(lambda: emu3_vision.Emu3Vision(shape), 2, torch.float32)
         else:
-            path = self.part("tokenizer")
-            shape = emu3_vision.configured(official.config(path))
-            self.tokenizer = image_tokenizers.load_emu3_vision(shape, official.open_source(path), device, torch.float32)
+            values = official.config(self.part("tokenizer"))
             self.text = Emu3Text(self.part("target")).encode
-        patch = self.tokenizer.downsample
+        self.shape = emu3_vision.configured(values)
+        patch = emu3_vision.downsample(self.shape)
         self.grid = (REDUCED_SIDE, REDUCED_SIDE) if self.reduced else grid(AREA, "1:1", patch)
         self.resolution = self.grid[0] * patch
+
+    def read_networks(self) -> None:
+        if self.folder is None:
+            self.tokenizer = self.random(lambda: emu3_vision.Emu3Vision(self.shape), 2, torch.float32)
+        else:
+            source = official.open_source(self.part("tokenizer"))
+            self.tokenizer = image_tokenizers.load_emu3_vision(self.shape, source, self.device, torch.float32)
         self.image = image(torch.arange(FIRST_CODE, FIRST_CODE + len(self.tokenizer.codebook())), *self.grid)
-        self.target = self.loaded_target(REDUCED if self.reduced else FULL)
+        self.target = self.loaded_target(REDUCED if self.reduced else shape_of(self.name, UnifiedConfig))
 
     def prompt(self, text: str) -> Prompt:
         return emu3_prompt(self.text, text, *self.grid, self.suffix, self.negative)

@@ -21,7 +21,7 @@ from specbench.engine.ops import gelu, linear
 from specbench.errors import UsageError
 from specbench.models import vq
 from specbench.models.loading import image_tokenizers, naming, official
-from specbench.models.loading.bundle import shape_of
+from specbench.models.loading.bundle import check_sizes, shape_of
 from specbench.models.loading.naming import Layout, ParameterSlice
 from specbench.models.loading.text_official import NamedText, hashed_ids
 from specbench.models.loading.unified_official import Encode, Prompt, UnifiedModel, described, from_hugging_face
@@ -165,35 +165,47 @@ def load(
 
 
 def read(
-    folder: Path, source: official.CheckpointSource, side: int, device: torch.device, dtype: torch.dtype
+    folder: Path,
+    source: official.CheckpointSource,
+    side: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    declared: tuple[str, UnifiedConfig] | None = None,
 ) -> Unified:
-    """The target of a folder; `source` has its tensors. Raises UsageError if the folder does not describe a target."""
+    """The target of a folder; `source` has its tensors. declared: the name and the sizes that it must have, only with
+    the ids of its text; None for a draft model. Raises UsageError if the folder does not describe a target."""
     cfg = described(folder, lambda content: configured(content, source))
+    if declared is not None:
+        check_sizes(cfg, declared[1], declared[0], folder)
     return load(cfg, source, side, device, dtype)
 
 
 class Janus(UnifiedModel):
     tokenizer: vq.VQModel
 
-    def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(cfg, device, dtype)
-        self.side = REDUCED_SIDE if self.reduced else SIDE
+    def read_text(self, cfg: Mapping[str, Any]) -> None:
         self.ids = JanusIds()
         self.text: Encode = lambda text: hashed_ids(text, 0, TEXT_IDS)
+        if self.folder is not None:
+            text = JanusText(self.part("target"))
+            self.ids, self.text = text.ids(), text.template
+        self.pad = self.ids.pad
+
+    def read_networks(self) -> None:
+        self.side = REDUCED_SIDE if self.reduced else SIDE
+        base = REDUCED if self.reduced else full(self.name)
         if self.folder is None:
             self.tokenizer = self.random_pixels(vq.LLAMAGEN_16, REDUCED_CODES)
-            base, codes = REDUCED if self.reduced else full(self.name), self.tokenizer.cfg.codebook_size
+            codes = self.tokenizer.cfg.codebook_size
             self.image = image(base.vocab_size - codes, codes, self.side)
             self.target = self.loaded_target(base)
         else:
             folder = self.part("target")
             source = official.open_source(folder)
-            self.tokenizer = image_tokenizers.load_janus(source, vq.LLAMAGEN_16, device)
-            text = JanusText(folder)
-            self.ids, self.text = text.ids(), text.template
-            self.target = read(folder, source, self.side, device, dtype)
+            self.tokenizer = image_tokenizers.load_janus(source, vq.LLAMAGEN_16, self.device)
+            text = replace(base, vocab_size=base.vocab_size - (REDUCED_CODES if self.reduced else CODES))
+            self.target = read(folder, source, self.side, self.device, self.dtype, (self.name, text))
             self.image = self.target.image
-        self.pad = self.ids.pad
         self.resolution = self.side * self.tokenizer.cfg.downsample
 
     def prompt(self, text: str) -> Prompt:

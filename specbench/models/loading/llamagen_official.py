@@ -6,7 +6,7 @@ Facts: reference README (1) to (10) and the manifests of t2i_XL_stage*, c2i_* an
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specbench.data.base import Item
 from specbench.errors import UsageError
 from specbench.models import vq
 from specbench.models.llamagen import ClassConditioning, Conditioning, LlamaGen, LlamaGenConfig
 from specbench.models.loading import naming, official
-from specbench.models.loading.bundle import RealModel, class_number, only, shape_of
+from specbench.models.loading.bundle import RealModel, check_classes, check_sizes, class_number, only, shape_of
 from specbench.models.loading.image_tokenizers import load_autoencoder
 from specbench.models.loading.text_official import T5_XL, T5Features, hashed_features
 from specbench.models.pixels import to_uint8
 
-#: Width -> number of heads, which LlamaGen's files (B, L, XL, XXL, 3B) do not contain; also for reduced models.
-HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 3200: 32, 64: 2, 48: 2}
+#: Width -> number of heads of draft models, which LlamaGen's files (B, L, XL, XXL, 3B) do not contain.
+HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 3200: 32}
 
 
 def reduced(cfg: LlamaGenConfig) -> LlamaGenConfig:
@@ -47,7 +48,7 @@ class LlamaGenModel(RealModel):
             self.target = self.random(lambda: LlamaGen(self.shape), 1, dtype)
             self.tokenizer = self.random_pixels(vq.LLAMAGEN_16, self.shape.vocab_size)
         else:
-            self.target = self._read(self.part("target"))
+            self.target = self._read(self.part("target"), self.shape)
             self.tokenizer = self._pixels(self.part("tokenizer"))
             if not self.shape.num_classes:
                 self.text = T5Features(self.part("text"), device, dtype, self.target.cfg.cls_token_num)
@@ -59,6 +60,12 @@ class LlamaGenModel(RealModel):
         # Only drafters read the hidden states of padding, and the published drafters were trained on LANTERN's.
         self.target.pads_see_all = True
         self.resolution = self.target.cfg.side * self.tokenizer.cfg.downsample
+
+    @classmethod
+    def check_prompts(cls, cfg: Mapping[str, Any], items: Sequence[Item]) -> None:
+        """Raises UsageError for a prompt that a class-conditional model cannot draw. Loads nothing."""
+        if classes := shape_of(cfg["model"], LlamaGenConfig).num_classes:
+            check_classes(items, classes, cfg["model"])
 
     def absent(self) -> dict[str, int]:
         """See `Bundle.absent`: the text encoder, whose features are replaced by random ones."""
@@ -74,8 +81,9 @@ class LlamaGenModel(RealModel):
             )
         return tokenizer
 
-    def _read(self, folder: Path) -> LlamaGen:
-        """A target from LlamaGen's file or LANTERN's Hugging Face folder."""
+    def _read(self, folder: Path, declared: LlamaGenConfig | None = None) -> LlamaGen:
+        """A target from LlamaGen's file or LANTERN's Hugging Face folder. declared: the sizes that it must have; None
+        for a draft model."""
         if (folder / "config.json").is_file():
             source = official.open_source(folder)
             try:
@@ -84,34 +92,39 @@ class LlamaGenModel(RealModel):
                 raise UsageError(f"{folder / 'config.json'} has no {e}; fetch it again") from e
         else:
             source = official.open_source(only(folder, ".pt", ".safetensors"))
-            cfg = self._from_shapes(source)
+            cfg = self._from_shapes(source, declared)
         if (cfg.block_size, cfg.num_classes > 0) != (self.shape.block_size, self.shape.num_classes > 0):
             raise UsageError(
                 f"{folder} holds another LlamaGen than {self.name}: it generates {cfg.block_size} tokens from"
                 f" {'classes' if cfg.num_classes else 'text'}; choose its model="
             )
+        if declared is not None:
+            found, declared = (replace(c, n_kv_head=c.block.n_kv_heads) for c in (cfg, declared))
+            check_sizes(found, declared, self.name, folder)
         table, ignored = naming.for_llamagen(
             source.tensors, cfg.n_layer, cfg.block, text=not cfg.num_classes, where=str(folder)
         )
         return official.load(lambda: LlamaGen(cfg), source, table, self.device, self.dtype, ignored)
 
-    def _from_shapes(self, source: official.CheckpointSource) -> LlamaGenConfig:
-        """The sizes, which LlamaGen's files do not contain. The image's size is the selected model's."""
+    def _from_shapes(self, source: official.CheckpointSource, declared: LlamaGenConfig | None) -> LlamaGenConfig:
+        """The sizes, which LlamaGen's files do not contain. The image's size is the selected model's. The heads
+        follow from the width. Of an unknown width they are `declared`'s, whose width then refuses the file."""
+        known = HEADS | {self.shape.dim: self.shape.n_head}
         t = {name: info.shape for name, info in source.tensors.items()}
         layers = {int(m[1]) for name in t if (m := re.match(r"layers\.(\d+)\.", name))}
         try:
             vocab, dim = t["tok_embeddings.weight"]
-            heads = HEADS[dim]
             rows = t["layers.0.attention.wqkv.weight"][0]
             cfg = replace(
                 self.shape,
                 dim=dim,
                 n_layer=len(layers),
-                n_head=heads,
-                n_kv_head=(rows - dim) // 2 // (dim // heads),
                 ffn_hidden=t["layers.0.feed_forward.w1.weight"][0],
                 vocab_size=vocab,
             )
+            if declared is None or dim in known:
+                heads = known[dim]
+                cfg = replace(cfg, n_head=heads, n_kv_head=(rows - dim) // 2 // (dim // heads))
             if self.shape.num_classes:
                 return replace(cfg, num_classes=t["cls_embedding.embedding_table.weight"][0] - 1)
             tokens, width = t["cls_embedding.uncond_embedding"]
@@ -139,7 +152,7 @@ class LlamaGenModel(RealModel):
     def encode(self, prompts: list[str]) -> Conditioning | ClassConditioning:
         """prompts: captions or, for a class-conditional model, class numbers as text."""
         if classes := self.shape.num_classes:
-            numbers = [class_number(p, self.target.cfg.num_classes or classes, self.name) for p in prompts]
+            numbers = [class_number(p, classes, self.name) for p in prompts]
             return ClassConditioning(torch.tensor(numbers, device=self.device))
         if self.text is None:
             c = self.target.cfg

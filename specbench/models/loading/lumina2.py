@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specbench.models import vq
 from specbench.models.loading import official
+from specbench.models.loading.bundle import shape_of
 from specbench.models.loading.chameleon import IMAGE_NAMES, ChameleonIds, lumina_prompt
 from specbench.models.loading.image_tokenizers import load_autoencoder
 from specbench.models.loading.text_official import NamedText, hashed_ids
@@ -38,7 +39,6 @@ IDS = ChameleonIds(
     size=151671,
 )
 
-FULL = UnifiedConfig(4096, 32, 32, 32, 11008, 171385, qk_norm=1)
 REDUCED = UnifiedConfig(32, 2, 2, 2, 64, FIRST_CODE + 64, qk_norm=1)
 REDUCED_CODES, REDUCED_SIZE = 64, 32
 
@@ -71,21 +71,23 @@ def image(codes: int, width: int, height: int, ids: ChameleonIds = IDS) -> Image
 class Lumina2(UnifiedModel):
     tokenizer: vq.VQModel
 
-    def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(cfg, device, dtype)
-        self.resolution = side = REDUCED_SIZE if self.reduced else SIZE
+    def read_text(self, cfg: Mapping[str, Any]) -> None:
+        self.resolution = REDUCED_SIZE if self.reduced else SIZE
         self.instruction: str = cfg["instruction"]
-        if self.folder is None:
-            self.tokenizer = self.random_pixels(vq.MOVQGAN, REDUCED_CODES)
-            self.ids, self.text = IDS, lambda text: hashed_ids(text, 0, TEXT_IDS)
-        else:
-            file = self.part("tokenizer") / "movqgan_270M.ckpt"
-            self.tokenizer = load_autoencoder(vq.VQModel, vq.MOVQGAN, file, device, llamagen=False)
+        self.ids, self.text = IDS, lambda text: hashed_ids(text, 0, TEXT_IDS)
+        if self.folder is not None:
             text = Lumina2Text(self.part("target"))
             self.ids, self.text = text.ids(), text.encode
         self.pad = self.ids.pad
-        self.image = image(self.tokenizer.cfg.codebook_size, side, side, self.ids)
-        self.target = self.loaded_target(REDUCED if self.reduced else FULL)
+
+    def read_networks(self) -> None:
+        if self.folder is None:
+            self.tokenizer = self.random_pixels(vq.MOVQGAN, REDUCED_CODES)
+        else:
+            file = self.part("tokenizer") / "movqgan_270M.ckpt"
+            self.tokenizer = load_autoencoder(vq.VQModel, vq.MOVQGAN, file, self.device, llamagen=False)
+        self.image = image(self.tokenizer.cfg.codebook_size, self.resolution, self.resolution, self.ids)
+        self.target = self.loaded_target(REDUCED if self.reduced else shape_of(self.name, UnifiedConfig))
 
     def prompt(self, text: str) -> Prompt:
         return lumina_prompt(self.text, text, self.resolution, self.resolution, self.instruction, self.ids)

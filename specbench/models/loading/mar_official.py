@@ -6,7 +6,7 @@ Facts: reference README (31) to (38), the manifests of mar_base, mar_large, mar_
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specbench.data.base import Item
 from specbench.errors import UsageError
 from specbench.models import vq
 from specbench.models.loading import official
-from specbench.models.loading.bundle import Bundle, class_number, only, shape_of
+from specbench.models.loading.bundle import Bundle, check_classes, check_sizes, class_number, only, shape_of
 from specbench.models.loading.image_tokenizers import load_autoencoder
 from specbench.models.loading.naming import Table
 from specbench.models.mar import MAR, MARConfig
@@ -26,8 +27,8 @@ from specbench.models.mar_sampling import Guided, unpatchify
 from specbench.models.pixels import to_uint8
 
 _BASE = MARConfig()
-#: Width -> number of heads, which MAR's files do not contain; also for reduced models.
-HEADS = {768: 12, 1024: 16, 1280: 16, 64: 2}
+#: Width -> number of heads of draft models, which MAR's files do not contain.
+HEADS = {768: 12, 1024: 16, 1280: 16}
 WRAPPERS = ("model_ema", "model")  # images are generated with the averaged weights (reference README (38))
 LATENT_SCALE = 0.2325  # tokens are the autoencoder's latents times this (reference README (37))
 
@@ -37,12 +38,6 @@ def reduced(cfg: MARConfig) -> MARConfig:
     depth = 1 if cfg.encoder_depth == _BASE.encoder_depth else 2
     small = {"length": 16, "buffer": 4, "head_depth": depth, "head_width": 64, "steps": cfg.steps}
     return MARConfig.even(64, depth, 2, **small)
-
-
-def _heads(width: int) -> int:
-    if width not in HEADS:
-        raise LookupError(f"known number of heads for width {width}")
-    return HEADS[width]
 
 
 def table(cfg: MARConfig) -> Table:
@@ -65,15 +60,14 @@ class MARModel(Bundle):
             self.target = self._guided(self.random(lambda: MAR(self.shape), 1, dtype))
             self.tokenizer = self.random(lambda: vq.KLModel(pixels), 2, torch.float32)
         else:
-            target = self._read(self.part("target"))
-            if target.cfg != self.shape:
-                raise UsageError(
-                    f"{self.folder / 'target'} holds another MAR than {self.name} ({_size(target.cfg)}, not"
-                    f" {_size(self.shape)}); choose its model="
-                )
-            self.target = self._guided(target)
+            self.target = self._guided(self._read(self.part("target"), self.shape))
             self.tokenizer = self._pixels(self.part("tokenizer"))
         self.resolution = self.shape.side * self.tokenizer.cfg.downsample
+
+    @classmethod
+    def check_prompts(cls, cfg: Mapping[str, Any], items: Sequence[Item]) -> None:
+        """Raises UsageError for a prompt that is not a class number. Loads nothing."""
+        check_classes(items, shape_of(cfg["model"], MARConfig.even).classes, cfg["model"])
 
     def _guided(self, model: MAR) -> Guided:
         return Guided(model, *self._guidance)
@@ -88,15 +82,20 @@ class MARModel(Bundle):
             )
         return autoencoder
 
-    def _read(self, path: Path) -> MAR:
-        """The model in a folder or file."""
+    def _read(self, path: Path, declared: MARConfig | None = None) -> MAR:
+        """The model in a folder or file. declared: the sizes that it must have; None for a draft model."""
         file = path if path.is_file() else only(path, ".pth", ".pt", ".safetensors")
         source = official.open_source(file, WRAPPERS)
-        cfg = self._from_shapes(source)
+        cfg = self._from_shapes(source, declared)
+        if declared is not None:
+            check_sizes(cfg, declared, self.name, file)
         return official.load(lambda: MAR(cfg), source, table(cfg), self.device, self.dtype)
 
-    def _from_shapes(self, source: official.CheckpointSource) -> MARConfig:
-        """The sizes, which MAR's files do not contain."""
+    def _from_shapes(self, source: official.CheckpointSource, declared: MARConfig | None) -> MARConfig:
+        """The sizes, which MAR's files do not contain. The heads follow from the width. Of an unknown width they are
+        `declared`'s, whose width then refuses the file."""
+        known = HEADS | {self.shape.decoder_dim: self.shape.decoder_heads}
+        known |= {self.shape.encoder_dim: self.shape.encoder_heads}
         t = {name: info.shape for name, info in source.tensors.items()}
 
         def depth(blocks: str) -> int:
@@ -105,14 +104,16 @@ class MARModel(Bundle):
 
         try:
             encoder, decoder = t["z_proj.weight"][0], t["decoder_embed.weight"][0]
+            if unknown := {encoder, decoder} - {*known} if declared is None else ():
+                raise LookupError(f"known number of heads for width {min(unknown)}")
             length = t["diffusion_pos_embed_learned"][1]
             return MARConfig(
                 encoder_dim=encoder,
                 encoder_depth=depth("encoder_blocks"),
-                encoder_heads=_heads(encoder),
+                encoder_heads=known.get(encoder, self.shape.encoder_heads),
                 decoder_dim=decoder,
                 decoder_depth=depth("decoder_blocks"),
-                decoder_heads=_heads(decoder),
+                decoder_heads=known.get(decoder, self.shape.decoder_heads),
                 mlp_ratio=t["encoder_blocks.0.mlp.fc1.weight"][0] / encoder,
                 length=length,
                 token_dim=t["z_proj.weight"][1],
@@ -147,7 +148,3 @@ class MARModel(Bundle):
 
     def decode_image(self, tokens: Tensor) -> np.ndarray:
         return to_uint8(self.tokenizer.decode_latent(unpatchify(tokens.float()) / LATENT_SCALE))
-
-
-def _size(cfg: MARConfig) -> str:
-    return f"{cfg.encoder_depth} + {cfg.decoder_depth} blocks of width {cfg.encoder_dim}"

@@ -3,7 +3,7 @@ on the single objects of *scenes*, and the smaller MAR that drafts for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from specbench.config import registry
 from specbench.data import scenes, scenes_classes
+from specbench.data.base import Item
 from specbench.errors import UsageError
 from specbench.models.loading import checkpoints
 from specbench.models.loading.bundle import Bundle
@@ -61,6 +62,11 @@ class ScenesMAR(Bundle):
                 f"scenes_mar and scenes_kl in {self.folder} are not from one training run: run `make"
                 " train-scenes` in a clone, or take both from one folder"
             )
+
+    @classmethod
+    def check_prompts(cls, cfg: Mapping[str, Any], items: Sequence[Item]) -> None:
+        """Raises UsageError for a prompt that names no class. Loads nothing."""
+        scenes_classes.numbers_in([item.prompt for item in items], cfg["model"])
 
     def _load(self, kind: str, module: Callable[[Any], M], config: Callable[..., Any], seed: int, dtype: Any) -> M:
         if self.folder is None:

@@ -37,6 +37,8 @@ Module = TypeVar("Module", bound=nn.Module)
 WRAPPERS = ("model", "module", "state_dict")
 #: The files of a folder that are tried, in this order (as in transformers).
 NAMES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+#: Prefixes that training puts before all names: DistributedDataParallel's and torch.compile's, in any order.
+TRAINING = re.compile(r"(?:module\.|_orig_mod\.)*")
 SHOWN = 1 << 29  # loading this many bytes or more shows a progress bar
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -68,12 +70,12 @@ class CheckpointSource:
                 self.tensors[name] = Info(tuple(tensor.shape), tensor.dtype, file)
 
     def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) pairs in the order of the files. Delete a tensor before reading the next one: its file stays
-        in memory as long as it exists."""
+        """(name, tensor) pairs in the order of the files, without gradients: a file may hold parameters. Delete a
+        tensor before reading the next one: its file stays in memory as long as it exists."""
         for _, opened in self.shards:
             tensors = dict(opened())
             for name in [name for name in tensors if name in names]:
-                yield name, tensors.pop(name)
+                yield name, tensors.pop(name).detach()
 
     def joined(self, file: Path, opened: Callable[[], Mapping[str, Tensor]]) -> CheckpointSource:
         """A source with additional tensors; `file` is their file in error messages."""
@@ -89,7 +91,7 @@ def open_source(path: Path, wrappers: Sequence[str] = WRAPPERS) -> CheckpointSou
     """A weights file, or a folder that contains one of `NAMES`. Raises UsageError with the reason.
 
     A PyTorch file may store its tensors under one of the keys `wrappers`, which are tried in order, or be a bare state
-    dict.
+    dict. A prefix of `TRAINING` that all names have is removed, with a line in the log.
     """
     files = [path / name for name in NAMES] if path.is_dir() else [path]
     file = next((file for file in files if file.is_file()), None)
@@ -103,7 +105,18 @@ def open_source(path: Path, wrappers: Sequence[str] = WRAPPERS) -> CheckpointSou
         names = sorted(set(listed.values()))
         if missing := [name for name in names if not (file.parent / name).is_file()]:
             raise UsageError(f"{file} names {_few(missing)}, which are not in its folder; fetch the missing files")
-    return CheckpointSource(path, [(file.parent / n, partial(_tensors, file.parent / n, wrappers)) for n in names])
+    shards: list[Shard] = [(file.parent / n, partial(_tensors, file.parent / n, wrappers)) for n in names]
+    source = CheckpointSource(path, shards)
+    prefixes = {match[0] for name in source.tensors if (match := TRAINING.match(name))}
+    prefix = prefixes.pop() if len(prefixes) == 1 else ""
+    if not prefix:
+        return source
+    _LOG.info("%s: all names begin with '%s', which is removed", path, prefix)
+    return CheckpointSource(path, [(f, partial(_without_prefix, opened, prefix)) for f, opened in shards])
+
+
+def _without_prefix(opened: Callable[[], Mapping[str, Tensor]], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in opened().items()}
 
 
 def _tensors(file: Path, wrappers: Sequence[str]) -> dict[str, Tensor]:

@@ -87,21 +87,23 @@ class SimpleAR(UnifiedModel):
     tokenizer: Cosmos
     pad = 0
 
-    def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(cfg, device, dtype)
+    def read_text(self, cfg: Mapping[str, Any]) -> None:
         self.instruction, self.negative = cfg["instruction"], cfg["negative"]
-        shape, side = (REDUCED_COSMOS, REDUCED_SIDE) if self.reduced else (COSMOS, SIDE)
-        base = REDUCED if self.reduced else full(self.name)
         if self.folder is None:
-            text_ids = base.vocab_size - shape.codebook_size
-            self.ids, self.text = SimpleARIds(text_ids - 7, text_ids - 5), lambda t: hashed_ids(t, 0, text_ids - 7)
-            self.tokenizer = self.random(lambda: Cosmos(shape), 2, torch.float32)
+            self.text_ids = count = REDUCED_TEXT_IDS if self.reduced else TEXT_IDS
+            self.ids, self.text = SimpleARIds(count - 7, count - 5), lambda t: hashed_ids(t, 0, count - 7)
         else:
             text = SimpleARText(self.part("target"))
-            text_ids, self.ids, self.text = len(text), text.ids(), text.encode
-            self.tokenizer = load_cosmos(shape, self.part("tokenizer"), device)
-        self.image = image(text_ids, shape.codebook_size, side)
-        self.target = self.loaded_target(base)
+            self.text_ids, self.ids, self.text = len(text), text.ids(), text.encode
+
+    def read_networks(self) -> None:
+        shape, side = (REDUCED_COSMOS, REDUCED_SIDE) if self.reduced else (COSMOS, SIDE)
+        if self.folder is None:
+            self.tokenizer = self.random(lambda: Cosmos(shape), 2, torch.float32)
+        else:
+            self.tokenizer = load_cosmos(shape, self.part("tokenizer"), self.device)
+        self.image = image(self.text_ids, shape.codebook_size, side)
+        self.target = self.loaded_target(REDUCED if self.reduced else full(self.name))
         self.resolution = side * self.tokenizer.cfg.downsample
 
     def prompt(self, text: str) -> Prompt:

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specbench.data.base import Item
 from specbench.errors import UsageError
 from specbench.models.loading import naming, official
-from specbench.models.loading.bundle import RealModel
+from specbench.models.loading.bundle import RealModel, check_sizes
 from specbench.models.loading.official import CheckpointSource
 from specbench.models.pixels import truncated
 from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig
@@ -35,19 +36,26 @@ class Prompt(NamedTuple):
     unconditional: list[int]
 
 
+def check_lengths(lengths: Sequence[tuple[str, int]], most: int) -> None:
+    """Raises UsageError for prompts of more than `most` tokens; lengths: (id, number of tokens) of all prompts."""
+    if longer := [(name, count) for name, count in lengths if count > most]:
+        name, count = longer[0]
+        others = f", and {len(longer) - 1} others are too long" if len(longer) > 1 else ""
+        raise UsageError(
+            f"prompt {name} has {count} tokens and prompt_length={most} allows {most}{others}: give"
+            f" prompt_length={max(count for _, count in longer)} or more, enough for all {len(lengths)} prompts"
+        )
+
+
 def left_pad_ids(rows: Sequence[Sequence[int]], length: int, pad: int) -> tuple[Tensor, Tensor]:
     """N rows of token ids -> ids (N, length) int64, padded on the left with `pad`, and valid (N, length) bool.
 
     Raises UsageError for a longer row.
     """
+    check_lengths([(str(i), len(row)) for i, row in enumerate(rows)], length)
     ids = torch.full((len(rows), length), pad, dtype=torch.int64)
     valid = torch.zeros(len(rows), length, dtype=torch.bool)
     for i, row in enumerate(rows):
-        if len(row) > length:
-            raise UsageError(
-                f"prompt {i} has {len(row)} tokens and prompt_length={length} allows {length}: "
-                f"give prompt_length={len(row)} or more"
-            )
         if row:
             ids[i, -len(row) :], valid[i, -len(row) :] = torch.tensor(row), True
     return ids, valid
@@ -61,17 +69,38 @@ def padded(prompts: Sequence[Prompt], length: int, pad: int, device: torch.devic
 
 
 class UnifiedModel(RealModel):
-    """A target with one vocabulary. A subclass sets `image`, `pad`, `target` and `tokenizer` (whose `codebook()` gives
-    the code vectors), and defines the format of a prompt."""
+    """A target with one vocabulary. A subclass defines the format of a prompt; its `read_text` sets what this needs and
+    `pad`, and its `read_networks` sets `image`, `resolution`, `target` and `tokenizer` (whose `codebook()` gives the
+    code vectors)."""
 
+    skips_padding = Unified.skips_padding  # so that prompt_length= changes no image
     target: Unified
     image: ImageTokens
     pad: int  # id of the padding before a prompt
     tokenizer: Any
 
-    def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype, networks: bool = True) -> None:
+        """networks: false for prompts alone."""
         super().__init__(cfg, device, dtype)
         self.prompt_length: int = cfg["prompt_length"]
+        self.read_text(cfg)
+        if networks:
+            self.read_networks()
+
+    @classmethod
+    def check_prompts(cls, cfg: Mapping[str, Any], items: Sequence[Item]) -> None:
+        """Raises UsageError for prompts that are too long. Reads the files of the text's tokenizer, but no weights."""
+        model, first = cls(cfg, torch.device("meta"), torch.float32, networks=False), dict[str, Item]()
+        for item in items:
+            first.setdefault(item.prompt, item)
+        prompts = [(item.id or str(item.index), model.prompt(item.prompt)) for item in first.values()]
+        check_lengths([(name, max(map(len, prompt))) for name, prompt in prompts], model.prompt_length)
+
+    def read_text(self, cfg: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def read_networks(self) -> None:
+        raise NotImplementedError
 
     def prompt(self, text: str) -> Prompt:
         raise NotImplementedError
@@ -84,10 +113,10 @@ class UnifiedModel(RealModel):
         return truncated(self.tokenizer.decode(codes))
 
     def loaded_target(self, shape: UnifiedConfig) -> Unified:
-        """The target of the folder; with random weights, a target of this shape."""
+        """The target of the folder, which must have this shape; with random weights, a target of this shape."""
         if self.folder is None:
             return self.random(lambda: Unified(shape, self.image), 1, self.dtype)
-        return read(self.part("target"), self.image, self.device, self.dtype)
+        return read(self.part("target"), self.image, self.device, self.dtype, (self.name, shape))
 
     def smaller(self) -> Unified:
         c = self.target.cfg
@@ -148,10 +177,19 @@ def tied(source: CheckpointSource, content: Mapping[str, Any]) -> CheckpointSour
     return source
 
 
-def read(folder: Path, image: ImageTokens, device: torch.device, dtype: torch.dtype) -> Unified:
-    """A model from a Hugging Face folder; only the rows of image tokens are kept of its head."""
+def read(
+    folder: Path,
+    image: ImageTokens,
+    device: torch.device,
+    dtype: torch.dtype,
+    declared: tuple[str, UnifiedConfig] | None = None,
+) -> Unified:
+    """A model from a Hugging Face folder; only the rows of image tokens are kept of its head. declared: the name and
+    the sizes that it must have; None for a draft model."""
     source = tied(official.open_source(folder), official.config(folder))
     cfg = described(folder, lambda content: configured(content, source))
+    if declared is not None:
+        check_sizes(cfg, declared[1], declared[0], folder)
     if int(image.ids.max()) >= cfg.vocab_size:
         raise UsageError(
             f"the tokenizer names id {int(image.ids.max())}, the model in {folder} has {cfg.vocab_size} ids; fetch both"
