@@ -727,7 +727,7 @@ def test_another_model_has_its_own_files(tables: Tables, tmp_path: Path) -> None
 def test_mistakes_are_short_errors(tables: Tables, tmp_path: Path) -> None:
     for words, sentence in (
         (["nope"], "unknown table 'nope' .*coolsd_table1"),
-        (["--format", "html"], "unknown format 'html' .*md, latex, csv"),
+        (["--format", "latx"], r"unknown format .latx. .*did you mean latex\?"),
         (["--format", ","], "--format names no format .*md, latex, csv"),
         (["--n", "0"], r"--n must be an integer of at least 1 \(got 0\)"),
         (["--n", "many"], "--n must be an integer of at least 1"),
