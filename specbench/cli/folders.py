@@ -55,11 +55,11 @@ def status(line: CommandLine) -> int:
     if line["--json"]:
         print(json.dumps([asdict(run) for run in runs], indent=1, ensure_ascii=False))
     else:
-        print("\n".join([*([_summary(folder, runs)] if planned else []), *map(_text, runs)]))
+        print("\n".join([*([summary(folder, runs)] if planned else []), *map(_text, runs)]))
     return code
 
 
-def _summary(folder: Path, runs: Sequence[Status]) -> str:
+def summary(folder: Path, runs: Sequence[Status]) -> str:
     """One line on all runs of a suite or of a grid."""
     states = Counter(run.state for run in runs)
     parts = [f"{states[name]} {name}" for name in ("finished", "running", "stopped", "not started") if states[name]]
