@@ -74,7 +74,8 @@ def say(notes: Sequence[str]) -> None:
 )
 def show(line: CommandLine) -> int:
     """Shows rows of runs, one line for each configuration. Seeds are pooled. The default columns are the results, and
-    the columns in which the rows differ. The vanilla AR images that runs decoded for comparison have a line, too.
+    the columns in which the rows differ. The vanilla AR images that runs decoded for comparison have a line, too. It
+    draws nothing: specbench report SOURCE makes a page with a plot of any two statistics of these rows.
 
       specbench show                                                       # all runs in runs/
       specbench show runs/grid more.csv --where method=sjd --where 'fid<5' --sort=-speedup_step
