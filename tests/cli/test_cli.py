@@ -400,7 +400,7 @@ def test_jobs_of_a_grid_in_other_processes_tell_their_failures(tmp_path: Path) -
     words = ["-m", "hydra/launcher=local", "data=coco2017", f"data_dir={tmp_path}", "n=1,2", f"out={tmp_path / 'grid'}"]
     done = python(code, "run", *words)
     assert done.returncode == 2
-    assert len(re.findall("specbench: data=coco2017 .*annotations/captions_val2017.json", done.stderr)) == 2
+    assert len(re.findall("specbench: data=coco2017 .*?annotations/captions_val2017.json", done.stderr)) == 2
     assert "job 0: n=1\n" in done.stderr
     assert "job 1: n=2\n" in done.stderr
     assert "2 of 2 jobs failed" in done.stderr.splitlines()[-1]
