@@ -113,8 +113,8 @@ def _show(what: str, jobs: Sequence[Job], overrides: Sequence[str]) -> int:
 def grid(plan: Plan[PlannedRun], overrides: Sequence[str]) -> int:
     """Runs the jobs of a grid, and prints how many are finished and the command that shows their rows. A failed job
     does not stop the others."""
-    from specbench.cli.folders import summary
     from specbench.harness.run import check
+    from specbench.harness.status import summary
 
     root, again = plan.home, _command(["-m", *overrides], plan.home)
     for run in plan.runs:
