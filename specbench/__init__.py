@@ -5,8 +5,15 @@
     result = specbench.run("cool_sd", model="llamagen_scenes", delta=1.1, n=16)
     result.row["step_compression"], result.records, result.images[0]
 
-The functions come from `specbench.api` and are loaded when they are first used: `run`, `result`, `compare`, `audit` and
-`load`. Mistakes raise `UsageError`, failures `RunError`.
+The functions are loaded when they are first used. Under their full names, they are:
+
+- `specbench.api.run`: decodes prompts, scores the images and measures the speed-up
+- `specbench.api.result`: a run that has a folder
+- `specbench.api.compare`: two runs, image by image
+- `specbench.api.audit`: whether a method keeps the target's distribution
+- `specbench.api.load`: a model, to decode your own prompts
+
+Mistakes raise `specbench.errors.UsageError`, failures `specbench.errors.RunError`.
 """
 
 import importlib

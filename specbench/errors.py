@@ -53,9 +53,13 @@ def plain(value: object) -> str:
 def unknown(kind: str, name: str, choices: Iterable[str]) -> UsageError:
     """The error for a name that does not exist. It lists the existing names and suggests the one that was meant."""
     known = sorted(choices)
-    near = nearest(name, known)
-    meant = f"; did you mean {near}?" if near else ""
-    return UsageError(f"unknown {kind} '{name[:100]}' (choose from: {', '.join(known)}){meant}")
+    return UsageError(f"unknown {kind} '{name[:100]}' (choose from: {', '.join(known)}){meant(name, known)}")
+
+
+def meant(name: object, choices: Iterable[str]) -> str:
+    """The end of a sentence about a name that does not exist: the choice that was probably meant, if there is one."""
+    near = nearest(str(name), choices)
+    return f"; did you mean {near}?" if near else ""
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
@@ -86,7 +90,7 @@ def steps(first: str, *others: str) -> str:
 def check_choice(name: str, value: object, choices: Sequence[str], owner: str = "") -> None:
     """Raise UsageError unless a parameter's value is one of the choices of its owner."""
     if value not in choices:
-        raise UsageError(f"{name}={value} is unknown{owner and f' to {owner}'} (choose from: {', '.join(choices)})")
+        raise unknown(f"{name}{owner and f' of {owner}'}", str(value), choices)
 
 
 def values(arguments: Iterable[str], known: Collection[str], kind: str = "argument") -> dict[str, str]:

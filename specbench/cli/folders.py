@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 )
 def status(line: CommandLine) -> int:
     """Shows the progress of the runs in a folder."""
-    from specbench.harness.status import of_run
+    from specbench.harness.status import of_run, summary
 
     folder = home.expanded(line.words[0])
     planned = in_folder(folder).runs if is_suite(folder) or is_grid(folder) else ()
@@ -55,18 +53,8 @@ def status(line: CommandLine) -> int:
     if line["--json"]:
         print(json.dumps([asdict(run) for run in runs], indent=1, ensure_ascii=False))
     else:
-        print("\n".join([*([_summary(folder, runs)] if planned else []), *map(_text, runs)]))
+        print("\n".join([*([summary(folder, runs)] if planned else []), *map(_text, runs)]))
     return code
-
-
-def _summary(folder: Path, runs: Sequence[Status]) -> str:
-    """One line on all runs of a suite or of a grid."""
-    states = Counter(run.state for run in runs)
-    parts = [f"{states[name]} {name}" for name in ("finished", "running", "stopped", "not started") if states[name]]
-    passes = [progress for run in runs for progress in (run.images, run.baseline) if progress is not None]
-    done, count = sum(progress.done for progress in passes), sum(progress.done + progress.left for progress in passes)
-    more = "" if states["finished"] == len(runs) else f"; continue with specbench resume {shlex.quote(str(folder))}"
-    return f"{folder}: {len(runs)} runs, {', '.join(parts)}; {done} of {count} images{more}"
 
 
 def _text(run: Status) -> str:

@@ -74,7 +74,8 @@ def say(notes: Sequence[str]) -> None:
 )
 def show(line: CommandLine) -> int:
     """Shows rows of runs, one line for each configuration. Seeds are pooled. The default columns are the results, and
-    the columns in which the rows differ. The vanilla AR images that runs decoded for comparison have a line, too.
+    the columns in which the rows differ. The vanilla AR images that runs decoded for comparison have a line, too. It
+    draws nothing: specbench report SOURCE makes a page with a plot of any two statistics of these rows.
 
       specbench show                                                       # all runs in runs/
       specbench show runs/grid more.csv --where method=sjd --where 'fid<5' --sort=-speedup_step
@@ -121,9 +122,9 @@ def show(line: CommandLine) -> int:
 def compare(line: CommandLine) -> int:
     """Compares two runs image by image, over the prompts that both decoded: the difference of B from A, its 95 %
     interval, the paired t-test (Cool-SD, C.4), the Wilcoxon signed-rank test, Holm's adjustment for several tests,
-    Cohen's d_z, and a sentence for each statistic. A pair has the same index, prompt and id; an image without a partner
-    is ignored and named. Several images of a prompt count once, by their mean. The last lines say how many pairs a
-    significant difference would need.
+    Cohen's d_z, a sentence for each significant difference and one line for the rest. A pair has the same index, prompt
+    and id; an image without a partner is ignored and named. Several images of a prompt count once, by their mean. The
+    last lines say how many pairs a significant difference would need.
     Scores per image are compared if both runs have them from the same scorer; a Fréchet distance by the influence of
     each pair on it. For a feature extractor, the energy distance between A's and B's features tests whether the images
     have the same distribution. Use runs with different seeds for this test, since images that share random numbers are

@@ -116,8 +116,10 @@ def _show(what: str, jobs: Sequence[Job], overrides: Sequence[str]) -> int:
 
 
 def grid(plan: Plan[PlannedRun], overrides: Sequence[str]) -> int:
-    """Runs the jobs of a grid. A failed job does not stop the others."""
+    """Runs the jobs of a grid, and prints how many are finished and the command that shows their rows. A failed job
+    does not stop the others."""
     from specbench.harness.run import check_inputs
+    from specbench.harness.status import summary
 
     root, again = plan.home, _command(["-m", *overrides], plan.home)
     arguments = _check_grid(plan, overrides)
@@ -134,6 +136,9 @@ def grid(plan: Plan[PlannedRun], overrides: Sequence[str]) -> int:
         failed = launch(plan, overrides)
     except KeyboardInterrupt as e:
         raise KeyboardInterrupt(f"{str(e) or 'stopped'}; to continue: {again}") from e
+    print(summary(root, [run.status() for run in plan.runs]))
+    if len(failed) < len(plan.runs):
+        print(f"to compare the jobs: specbench show {shlex.quote(str(root))}", flush=True)
     code = code_of(plan.runs)
     if not failed:
         return code

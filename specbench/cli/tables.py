@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,9 @@ def _arguments() -> Arguments:
 
 
 #: What the command line may change in a table, besides the parameters of all its runs.
-TABLE_KEYS = ("batch", "timed")
+TABLE_KEYS = ("batch", "timed", "seeds")
+#: Options that are also taken as name=value, as `specbench run` and `suite` take them.
+_OPTIONS = ("model", "n", "seeds")
 
 
 @command("tables", _arguments, others=["specbench.cli.tables:TABLE_KEYS", "specbench.config.parameters:table"])
@@ -78,8 +81,10 @@ def main(
 ) -> int:
     """Executes the runs that the tables still need, then draws the tables from their rows. batch=N timed=M measures
     quality in batches of N images, and seconds by further runs of M prompts. Another name=value is a parameter of all
-    runs that have it, such as device=cuda or drafter_weights=DIR. A line that fails is named; the others run.
+    runs that have it, such as device=cuda or drafter_weights=DIR. model=, n= and seeds= mean the same as the options. A
+    line that fails is named; the others run.
     """
+    line = _with_options(line)
     for name in line.words:
         if name not in TABLES:
             raise unknown("table", name, TABLES)
@@ -120,16 +125,25 @@ def main(
     return code_of(ran)
 
 
+def _with_options(line: CommandLine) -> CommandLine:
+    """The line with n=5 read as --n 5. UsageError if both are given."""
+    named = [argument for argument in line.others if argument.partition("=")[0] in _OPTIONS]
+    read = {}
+    for name, text in values(named, _OPTIONS).items():
+        if (option := f"--{name}") in line.given:
+            raise UsageError(f"{option} and {name}= mean the same; give only one of them")
+        read[option] = main.by_name[option].from_text(name, text)
+    others = [argument for argument in line.others if argument not in named]
+    return replace(line, others=others, values={**line.values, **read})
+
+
 def _changes(arguments: Sequence[str]) -> dict[str, str]:
-    """The changes of a table. UsageError for a name that is no parameter or that has a flag. (Composing the runs checks
-    the values.)"""
-    flags = {"model": "--model", "n": "--n", "seed": "--seeds"}
+    """The changes of a table. UsageError for a name that is no parameter. (Composing the runs checks the values.)"""
     texts = values(arguments, [*TABLE_KEYS, *parameters.table()], "parameter")
     if "out" in texts:
         raise UsageError("out: a table writes to results/; run a line by its own command to choose its folder")
-    for name, flag in flags.items():
-        if name in texts:
-            raise UsageError(f"{name}={texts[name]}: write {flag} {texts[name]}")
+    if "seed" in texts:
+        raise UsageError(f"seed={texts['seed']}: write seeds={texts['seed']}, the seeds of every line")
     if "timed" in texts and not (texts["timed"].isascii() and texts["timed"].isdigit()):
         raise UsageError(f"timed must be an integer of at least 0 (got {plain(texts['timed'])!r})")
     return texts

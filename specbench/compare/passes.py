@@ -117,12 +117,14 @@ _LONGEST = 40  # maximum characters of a value
 
 
 def names(a: ScoredPass, b: ScoredPass) -> tuple[str, str]:
-    """The labels of two passes: their methods and, if these are equal, the parameters in which they differ."""
+    """The labels of two passes: their methods and, if these are equal, the parameters in which they differ. A parameter
+    that is off has no place in a label."""
     labels = [a.method, b.method]
     if labels[0] == labels[1] and not (a.baseline or b.baseline):
         different = [k for k in sorted(parameters.method_parameters()) if a.cfg.get(k) != b.cfg.get(k)]
         for i, scored_pass in enumerate((a, b)):
-            values = (plain(f"{k}={scored_pass.cfg.get(k)}")[:_LONGEST] for k in different)
+            given = {k: scored_pass.cfg[k] for k in different if scored_pass.cfg.get(k) is not None}
+            values = (plain(f"{k}={value}")[:_LONGEST] for k, value in given.items())
             labels[i] = " ".join([labels[i], *values])
     if labels[0] == labels[1]:
         paths = ["/".join(Path(p.path).parts[-2 - p.baseline :]) for p in (a, b)]
@@ -162,7 +164,7 @@ def _facts(scored_pass: ScoredPass, records: Sequence[Record]) -> dict[str, str]
         if values:
             facts[name] = " and ".join(sorted(value[:8] if name == "commit" else value for value in values))
     facts["seed"] = " and ".join(map(str, sorted({r.seed for r in records})))
-    return {name: plain(value) for name, value in facts.items()}
+    return {name: "off" if value is None else plain(value) for name, value in facts.items()}
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import math
 import re
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from specbench.compare import breakdown
@@ -79,19 +80,32 @@ def sentence(result: Result, comparison: Comparison) -> str:
             f"no significant difference in {result.statistic.name}: {b} - {a} = {_signed(p.difference, decimals)}"
             f" ({_INTERVAL} {_range(test.low, test.high, decimals)}, {how})"
         )
-    return text + _adjustment(test.p, result.p_holm, result.wilcoxon_holm, comparison.tests)
+    least = _least(p.n, _ranked(comparison))
+    return text + _adjustment(test.p, result.p_holm, result.wilcoxon_holm, comparison.tests, least)
+
+
+def _least(pairs: int, tests: int) -> float:
+    """The smallest p that the Wilcoxon signed-rank test of n pairs can have after Holm's adjustment for so many such
+    tests. If all differences have one sign, p is 2 / 2^n; the adjustment multiplies the smallest p by all tests."""
+    return tests * 2.0 ** (1 - pairs)
+
+
+def _ranked(comparison: Comparison) -> int:
+    """The number of Wilcoxon tests."""
+    return sum(result.wilcoxon_holm is not None for result in comparison.results)
 
 
 #: The end of a sentence of `_adjustment`.
 _ADJUSTMENT = re.compile(r"(, but p [^,;]* after Holm's adjustment for \d+ tests)?(; the Wilcoxon [^;]*)?\.$")
 
 
-def _adjustment(p: float, p_holm: float, wilcoxon_holm: float | None, tests: int) -> str:
-    """The end of a sentence: the effect of the adjustment."""
+def _adjustment(p: float, p_holm: float, wilcoxon_holm: float | None, tests: int, least: float = 0.0) -> str:
+    """The end of a sentence: the effect of the adjustment. least: see `_least`; two tests disagree only if both could
+    have been significant."""
     text, level = "", 1 - LEVEL
     if p < level <= p_holm:
         text += f", but p {_p(p_holm)} after Holm's adjustment for {tests} tests"
-    if wilcoxon_holm is not None and (wilcoxon_holm < level) != (p_holm < level):
+    if wilcoxon_holm is not None and min(least, wilcoxon_holm) < level and (wilcoxon_holm < level) != (p_holm < level):
         text += f"; the Wilcoxon signed-rank test disagrees (p {_p(wilcoxon_holm)} after Holm's adjustment)"
     return text + "."
 
@@ -108,8 +122,11 @@ def readjusted(rows: Sequence[Mapping[str, str]], family: Collection[int] | None
                 verdict = _verdict(float(result[i]["p"]), p, len(tested))
                 result[i]["sentence"] = _VERDICT.sub(r"{}\1{}".format(*verdict), result[i]["sentence"])
             elif name == "p":
-                wilcoxon = float(result[i]["p_wilcoxon_holm"]) if result[i]["p_wilcoxon_holm"] else None
-                end = _adjustment(float(result[i]["p"]), p, wilcoxon, len(tested))
+                wilcoxon, least = None, 0.0
+                if result[i]["p_wilcoxon_holm"]:
+                    wilcoxon = float(result[i]["p_wilcoxon_holm"])
+                    least = _least(int(result[i]["pairs"]), sum(bool(result[j]["p_wilcoxon"]) for j in tested))
+                end = _adjustment(float(result[i]["p"]), p, wilcoxon, len(tested), least)
                 result[i]["sentence"] = _ADJUSTMENT.sub(end, result[i]["sentence"], count=1)
     return result
 
@@ -168,7 +185,8 @@ def _p(p: float) -> str:
 
 
 def report(comparison: Comparison) -> str:
-    """The comparison as text: lines of at most `WIDTH` columns, unless a single word is longer."""
+    """The comparison as text: lines of at most `WIDTH` columns, unless a single word is longer. Its sentences say A and
+    B, whose names are in the first lines."""
     lines = []
     for side, name, scored_pass in zip("AB", comparison.names, (comparison.a, comparison.b)):
         cfg, count = scored_pass.cfg, len(scored_pass.records)
@@ -177,19 +195,42 @@ def report(comparison: Comparison) -> str:
     for remark in (f"{comparison.pairs} pairs of the same prompt.", *comparison.remarks):
         lines += _wrapped(remark)
     lines += ["", *_table(comparison.results), ""]
-    for result in comparison.results:
-        lines += _wrapped(f"- {sentence(result, comparison)}", "  ")
-    for extractor, distribution in comparison.distribution_tests.items():
-        lines += _wrapped(f"- {distribution_sentence(extractor, distribution, comparison)}", "  ")
+    for text in _findings(replace(comparison, names=("A", "B"))):
+        lines += _wrapped(f"- {text}", "  ")
     for left_out in comparison.untested:
         lines += _wrapped(f"- not compared: {left_out}.", "  ")
     tests = f"{comparison.tests} statistics were tested" if comparison.tests != 1 else "One statistic was tested"
     adjusted = "The columns Holm contain the p-values to their left, adjusted for this number of tests."
     last = f"{tests}. {adjusted}" if comparison.tests else "Nothing was tested."
+    ranked, most = _ranked(comparison), max((r.paired.n for r in comparison.results), default=0)
+    if ranked and _least(most, ranked) >= 1 - LEVEL:
+        last += f" With {most} pairs, no Wilcoxon test can be significant after this adjustment."
     lines += _wrapped(_needed(comparison))
     if comparison.groups:
         lines += ["", f"By prompt and position; {breakdown.INTERVALS}:", *breakdown.pair_table(comparison.groups)]
-    return "\n".join([*lines, "", last])
+    return "\n".join([*lines, "", *_wrapped(last)])
+
+
+def _findings(comparison: Comparison) -> list[str]:
+    """A sentence for each significant difference, after the adjustment and by either test, and for each that is equal
+    in every pair; then one for all other statistics."""
+    told, rest, same = list[str](), list[str](), list[str]()
+    for result in comparison.results:
+        adjusted = [p for p in (result.p_holm, result.wilcoxon_holm) if p is not None]
+        if result.paired.test is None and not result.paired.difference:
+            same.append(result.statistic.name)
+        elif not adjusted or min(adjusted) < 1 - LEVEL:
+            told.append(sentence(result, comparison))
+        else:
+            rest.append(result.statistic.name)
+    for extractor, test in comparison.distribution_tests.items():
+        if comparison.distribution_holm[extractor] < 1 - LEVEL:
+            told.append(distribution_sentence(extractor, test, comparison))
+        else:
+            rest.append(f"the distribution of {plain(extractor)} features")
+    others = [f"no significant difference in {', '.join(rest)}"] * bool(rest)
+    others += [f"the same in every pair, except for rounding: {', '.join(same)}"] * bool(same)
+    return [*told, *[f"{'; '.join(others)}."] * bool(others)]
 
 
 def _needed(comparison: Comparison) -> str:

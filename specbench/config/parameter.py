@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from specbench.errors import UsageError, decimal
+from specbench.errors import UsageError, decimal, meant
 from specbench.storage.reading import made, short
 
 Kind = Literal["integer", "integers", "number", "numbers", "string", "text", "flag", "names", "tree", "path"]
@@ -79,7 +79,7 @@ class Parameter:
             return self.read(value)
         except ValueError:
             got = "null" if value is None else short(value, 200)
-            raise UsageError(f"{name} must be {self.wanted()} (got {got})") from None
+            raise UsageError(f"{name} must be {self.wanted()} (got {got}){meant(value, self.choices)}") from None
 
     def from_text(self, name: str, text: str) -> Any:
         """The value of argument `name` in its canonical form, from its text; 1e6 and 1_000 are integers, too. Raises

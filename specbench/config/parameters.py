@@ -20,7 +20,7 @@ from specbench.config.parameter import METADATA, PROMPTS, Parameter
 from specbench.config.plugins import INCLUDED
 from specbench.config.plugins import PARAMETER_GROUPS as PARAMETER_GROUPS
 from specbench.config.yaml_files import cached
-from specbench.errors import UsageError, nearest, unknown
+from specbench.errors import UsageError, meant, unknown
 from specbench.storage.files import write_atomically
 
 #: The groups that make up a method.
@@ -270,9 +270,8 @@ def no_parameter(name: str, cfg: Mapping[str, Any]) -> UsageError:
         return UsageError(
             f"{who} has no parameter '{name}' (it belongs to {_and(owned)}); this choice has: {', '.join(has)}"
         )
-    near = nearest(name, [*table(), *groups()])
-    hint = f" (did you mean '{near}'?)" if near else ""
-    return UsageError(f"unknown parameter '{name}'{hint}; {who} has: {', '.join(has)}")
+    hint = meant(name, [*table(), *groups()])
+    return UsageError(f"unknown parameter '{name}': {who} has: {', '.join(has)}{hint}")
 
 
 def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,8 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Generic, TypeVar
@@ -22,6 +23,7 @@ from specbench.engine.state import DecodeState
 from specbench.errors import NumberError, RunError
 
 T = TypeVar("T")
+_WATCHER: ContextVar[Callable[[float], None] | None] = ContextVar("watcher", default=None)
 
 
 @dataclass
@@ -106,6 +108,18 @@ class Progress:
         self._remaining = remaining
 
 
+@contextmanager
+def watched(watcher: Callable[[float], None] | None) -> Iterator[None]:
+    """Inside, `watcher` is called after every step of a batch with the part of its images that is certainly complete,
+    such as 1.5: a step adds a token or more to each. The host reads nothing from the device for it, and the seconds of
+    an image do not contain it. None: no calls."""
+    before = _WATCHER.set(watcher)
+    try:
+        yield
+    finally:
+        _WATCHER.reset(before)
+
+
 def finished(start: Callable[[], BatchDecoding[Any]], rng: RandomStreams, engine: Eager | Graphs) -> Decoded[Any]:
     """The result of the images that `start` returns, one per row of `rng`. Its seconds begin with the call of `start`.
     The host reads the rows only when the slowest row could be complete: at most once per `reach` tokens that it still
@@ -115,20 +129,25 @@ def finished(start: Callable[[], BatchDecoding[Any]], rng: RandomStreams, engine
     before = time.perf_counter()
     with current(device):
         runner, aside = engine.begin(start()), Clock(device)
-        images, progress = runner.steps, Progress()
+        images, progress, whole = runner.steps, Progress(), 0
         while remaining_tokens := max(per_row := images.remaining_tokens(rng.keys)):
             progress.check(per_row)
-            take_steps(runner, -(-remaining_tokens // images.reach), aside)
+            whole = max(whole, remaining_tokens)
+            take_steps(runner, -(-remaining_tokens // images.reach), aside, per_row, whole)
     synchronize(device)
     return images.result(time.perf_counter() - before - aside.total())
 
 
-def take_steps(runner: Runner[Any], count: int, aside: Clock) -> None:
-    """Do `count` steps and record their statistics. `aside` measures the seconds of the recording."""
-    for _ in range(count):
+def take_steps(runner: Runner[Any], count: int, aside: Clock, left: Sequence[int], whole: int) -> None:
+    """Do `count` steps and record their statistics. `aside` measures the seconds of the recording and of the watcher.
+    left: tokens that each image in progress needs before these steps; whole: tokens that a new one needs."""
+    watcher = _WATCHER.get()
+    for done in range(1, count + 1):
         runner.step()
         aside.begin()
         runner.record_stats()
+        if watcher is not None:
+            watcher(sum(1 - max(0, tokens - done) / whole for tokens in left))
         aside.lap("statistics")
 
 
@@ -156,7 +175,7 @@ def decode_stream(
     engine, rows = engine or Eager(), min(batch, count)
     queue, few = deque(range(count)), max(1, rows // 4)
     owners: list[int | None] = [None] * rows  # the image of each row; None: no image left
-    keys, complete = [(0, 0)] * rows, list(range(rows))
+    keys, complete, whole = [(0, 0)] * rows, list(range(rows)), 1
     while True:
         if stop():
             queue.clear()
@@ -188,7 +207,8 @@ def decode_stream(
                 progress.check(remaining)
                 under_way = sorted(remaining[row] for row, owner in enumerate(owners) if owner is not None)
                 longest = under_way[: few if queue else None][-1]  # of the row after which to look again
-                take_steps(runner, -(-longest // images.reach), aside)
+                whole = max(whole, under_way[-1])
+                take_steps(runner, -(-longest // images.reach), aside, under_way, whole)
             if not longest:
                 break
         complete = [row for row, owner in enumerate(owners) if owner is not None and not remaining[row]]

@@ -114,16 +114,25 @@ class Execution:
         `count` prompts have no image yet. Raises KeyboardInterrupt if the user stopped the run."""
         if not left:
             return
+        from specbench.decoding.batch import watched
+
         title, per_prompt = " and ".join(map(self._label, journals)), len(journals)
         # Without a terminal, an occasional line shows that the run is alive.
         interval = 0.2 if sys.stderr.isatty() else 20.0
-        with tqdm(
-            total=per_prompt * count,
-            initial=per_prompt * (count - left),
-            desc=title,
-            unit="image",
-            mininterval=interval,
-        ) as bar:
+        recorded, begun = per_prompt * (count - left), 0.0
+
+        def show(part: float) -> None:
+            """Moves the bar to the recorded images and this part of the batch in progress. A worker in another process
+            tells only its images."""
+            nonlocal begun
+            begun = part
+            bar.n = recorded + (round(part, 1) if round(part, 1) % 1 else round(part))
+            bar.update(0)
+
+        with (
+            tqdm(total=per_prompt * count, initial=recorded, desc=title, unit="image", mininterval=interval) as bar,
+            watched(show),
+        ):
             for events in decoded:
                 for event in events:
                     if isinstance(event, Image):
@@ -131,7 +140,8 @@ class Execution:
                         journals[event.baseline].add(record, event.pixels)
                         how = f"{record.steps} steps, {record.decode_s:.3f} s"
                         LOG.info("%s: %s in %s", self._label(event.baseline), record.image, how)
-                        bar.update()
+                        recorded += 1
+                        show(max(0.0, begun - 1))
                     else:
                         self._handle_other(event)
         if stop():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,3 +132,13 @@ def _failures(folder: RunFolder, records: Mapping[str, Mapping[int, Record]]) ->
     """The last failure of each missing image; records: of each pass, by its label."""
     last = {(entry["pass"], entry["index"]): entry for entry in folder.read_failures()}
     return [entry for (label, index), entry in last.items() if label in records and index not in records[label]]
+
+
+def summary(folder: Path, runs: Sequence[Status]) -> str:
+    """One line on all runs of a suite or of a grid."""
+    states = Counter(run.state for run in runs)
+    parts = [f"{states[name]} {name}" for name in ("finished", "running", "stopped", "not started") if states[name]]
+    passes = [progress for run in runs for progress in (run.images, run.baseline) if progress is not None]
+    done, count = sum(progress.done for progress in passes), sum(progress.done + progress.left for progress in passes)
+    more = "" if states["finished"] == len(runs) else f"; continue with specbench resume {shlex.quote(str(folder))}"
+    return f"{folder}: {len(runs)} runs, {', '.join(parts)}; {done} of {count} images{more}"

@@ -199,6 +199,8 @@ class Worker:
     def _ready(self, items: Sequence[data.Item], baseline: bool) -> BasePipeline:
         """The pipeline of a pass; if the run is timed, warmed up with each size of the batches of `items`: an engine
         records its graphs for each size."""
+        from specbench.decoding.batch import watched
+
         if baseline and self._vanilla is None:
             self._vanilla = self._pipeline.vanilla()
         pipeline = self._vanilla if baseline and self._vanilla is not None else self._pipeline
@@ -208,7 +210,8 @@ class Worker:
                 continue
             for _ in range(self.cfg["warmup"]):
                 conditioning = pipeline.encode([item.prompt for item in batch])
-                warm = pipeline.decode(conditioning, [(self.cfg["seed"], item.index) for item in batch])
+                with watched(None):
+                    warm = pipeline.decode(conditioning, [(self.cfg["seed"], item.index) for item in batch])
                 pipeline.pixels(warm.tokens)
             reset_peak_memory(pipeline.device)
             self._warm.add((baseline, len(batch)))

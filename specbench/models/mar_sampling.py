@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from specbench.engine.ops import take
 from specbench.engine.state import Buffer, Buffers
-from specbench.errors import UsageError
+from specbench.errors import unknown
 from specbench.models.denoiser import Denoiser, Sampler
 from specbench.models.mar import MAR
 
@@ -121,7 +121,7 @@ def guidance(scale: float, kind: str, done: Tensor, length: int) -> Tensor:
     counts one token as unknown (reference README (32), (33)).
     """
     if kind not in GUIDANCE:
-        raise UsageError(f"a guidance schedule '{kind}' is unknown (choose from: {', '.join(GUIDANCE)})")
+        raise unknown("guidance schedule", kind, GUIDANCE)
     if kind == "constant":
         return torch.full(done.shape, scale, dtype=torch.float32, device=done.device)
     return 1 + (scale - 1) * done.clamp_max(length - 1).float() / length

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_origin, get_type_hints
 
 from specbench.config import command_line, configuration, parameters
 from specbench.config.yaml_files import cached
-from specbench.errors import UsageError, plain, unknown
+from specbench.errors import UsageError, meant, plain, unknown
 from specbench.rows.columns import COLUMNS, SHOWN
 from specbench.storage.reading import made, read_yaml, short
 from specbench.tables.definitions import (
@@ -102,7 +102,7 @@ class Source:
         values = {}
         for key, value in content.items():
             if key not in hints:
-                raise self.fault(f"{where} has no '{key}' (choose from: {', '.join(hints)})")
+                raise self.fault(f"{where} has no '{key}' (choose from: {', '.join(hints)}){meant(key, hints)}")
             name, hint = hints[key]
             is_single = get_origin(hint) is tuple and not isinstance(value, list | tuple | dict)
             values[name] = [value] if is_single else value
@@ -211,7 +211,7 @@ def table(name: str, source: Source) -> Table:
     """The table in a file. UsageError for invalid content."""
     content = source.content
     if strange := [key for key in content if key not in KEYS]:
-        raise source.fault(f"a suite has no '{strange[0]}' (choose from: {', '.join(KEYS)})")
+        raise source.fault(f"a suite has no '{strange[0]}' (choose from: {', '.join(KEYS)}){meant(strange[0], KEYS)}")
     lines, panels = _lines(source)
     if not lines:
         raise source.fault("it has no lines: give each a label and parameters, such as `sjd: {method: sjd}`")

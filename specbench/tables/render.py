@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from specbench.errors import UsageError
+from specbench.errors import UsageError, unknown
 from specbench.storage.files import write_atomically
 from specbench.tables import figures, matched, sheet
 from specbench.tables.layout import TableCell, TableSheet
@@ -173,7 +173,7 @@ def formats(text: str) -> list[str]:
     names = list(dict.fromkeys(f.strip() for f in text.split(",") if f.strip()))
     for name in names:
         if name not in FORMATS:
-            raise UsageError(f"unknown format '{name}' (choose from: {', '.join(FORMATS)})")
+            raise unknown("format", name, FORMATS)
     if not names:
         raise UsageError(f"--format names no format (choose from: {', '.join(FORMATS)})")
     return names

@@ -120,6 +120,13 @@ def test_values_are_the_same_in_python_and_on_the_command_line(tmp_path: Path) -
     assert configuration.compose(_overrides(None, {"metrics": []}))["metrics"] == []
 
 
+def test_the_first_page_of_the_reference_links_every_function() -> None:
+    """pdoc shows the docstring and links full names; the functions themselves it cannot see, for they load lazily."""
+    linked = re.findall(r"^- `specbench\.api\.(\w+)`: ", str(specbench.__doc__), re.MULTILINE)
+    assert sorted(linked) == sorted(specbench._FUNCTIONS)
+    assert all(name in dir(specbench.api) for name in linked)
+
+
 def test_an_import_loads_nothing_heavy() -> None:
     code = "import sys, specbench; assert not {'torch', 'numpy', 'pandas', 'hydra', 'omegaconf'} & {*sys.modules}"
     subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, check=True)

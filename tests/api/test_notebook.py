@@ -35,7 +35,7 @@ def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert len(names["result"].images) == names["result"].row["n"] == 3
     out = capsys.readouterr().out
     assert "'windows'" in out
-    assert "'window'" in out
+    assert "did you mean window?" in out
     assert (tmp_path / "runs/notebook/row.csv").is_file()
 
 

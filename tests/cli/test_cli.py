@@ -204,10 +204,14 @@ def test_a_typo_is_answered_with_the_name_that_was_meant(call: Call) -> None:
         ("metrics=[HPSv2.1]", "hpsv21"),
         ("protocol=SJD-PAC_table1", "sjdpac_table1"),
         ("engine=Triton", "triton"),
-        ("Top-K=3", "'top_k'"),
-        ("cfg=3", "'cfg_scale'"),
-        ("batch-size=3", "'batch'"),
-        ("limit=3", "'n'"),
+        ("Top-K=3", "top_k"),
+        ("cfg=3", "cfg_scale"),
+        ("batch-size=3", "batch"),
+        ("limit=3", "n"),
+        ("schedule=Linaer", "linear"),
+        ("verification=travrsal", "traversal"),
+        ("dtype=bfloat-16", "bfloat16"),
+        ("baseline=yeah", None),
         ("method=nothing", None),
         ("zzz=1", None),
     ]:
@@ -284,6 +288,10 @@ def test_a_grid_has_a_folder_for_each_job(call: Call, tmp_path: Path) -> None:
     assert code == 0
     assert "4 jobs in grid" in err
     assert out.count("accepted length") == 4
+    *_, summary, following = out.splitlines()
+    assert summary == "grid: 4 runs, 4 finished; 8 of 8 images"
+    assert following.endswith(": specbench show grid")
+    assert call("show", "grid", "--format", "csv")[1].count("\n") == 6  # with the header and vanilla
     rows = {job.name: row_of(job) for job in tmp_path.glob("grid/*") if job.is_dir()}
     assert {name: (row["delta"], row["nu"]) for name, row in rows.items()} == {
         "delta=1.1,nu=0.5": (1.1, 0.5),
@@ -305,12 +313,18 @@ def test_a_job_that_fails_does_not_stop_the_grid(call: Call, tmp_path: Path, mon
         return FakePipeline(cfg)
 
     monkeypatch.setattr(run, "_load_pipeline", load)
-    code, _, err = call("run", "-m", "metrics=none", "n=1", "delta=1,2,4", "out=grid")
+    code, out, err = call("run", "-m", "metrics=none", "n=1", "delta=1,2,4", "out=grid")
     assert code == 2
+    assert "grid: 3 runs, 2 finished, 1 not started; 4 of 6 images; continue with specbench resume grid\n" in out
     assert "specbench: no such thing\n" in err
     assert "1 of 3 jobs failed" in err
     assert "specbench run -m metrics=none n=1 delta=1,2,4 out=grid" in err
     assert {p.parent.name for p in tmp_path.glob("grid/*/row.csv")} == {"delta=1", "delta=4"}
+    code, out, err = call("run", "-m", "metrics=none", "n=1", "delta=2,3", "out=o n")
+    assert code == 1
+    assert (
+        out == "o n: 2 runs, 1 stopped, 1 not started; 0 of 4 images; continue with specbench resume 'o n'\n"
+    )  # no row to show
     code, _, err = call("run", "-m", "metrics=none", "n=1", "delta=3,4", "out=other")
     assert code == 1
     assert "RuntimeError: out of luck" in err
@@ -416,7 +430,7 @@ def test_jobs_of_a_grid_in_other_processes_tell_their_failures(tmp_path: Path) -
     words = ["-m", "hydra/launcher=local", "n=1,2", f"out={tmp_path / 'grid'}"]
     done = python(code, "run", *words)
     assert done.returncode == 2
-    assert len(re.findall(r"specbench: .*/n=\d holds mine", done.stderr)) == 2
+    assert len(re.findall(r"specbench: .*?/n=\d holds mine", done.stderr)) == 2
     assert "job 0: n=1\n" in done.stderr
     assert "job 1: n=2\n" in done.stderr
     assert "2 of 2 jobs failed" in done.stderr.splitlines()[-1]

@@ -289,7 +289,9 @@ def test_identical_runs_have_no_test_and_no_nan(folders: Folders) -> None:
     comparison = between(folders.make("a", MINE), folders.make("b", MINE, "method=sjd"))
     assert comparison.tests == 0
     text = wording.report(comparison)
-    assert re.search("accepted_length .* 40 images", text)
+    assert all("identical in all 40 images" in told for told in sentences(comparison).values())
+    assert re.search("- the same .*: accepted_length, steps, acceptance_rate", text)
+    assert len(re.findall("^- ", text, re.MULTILINE)) == 1 + len(comparison.untested)
     assert "40 of 40 pairs" in text
     assert "nan" not in (text + wording.to_csv(comparison)).lower()
     longer = [replace(r, latency_s=(r.latency_s or 0) + 3) for r in MINE]
@@ -432,6 +434,46 @@ def test_a_sentence_names_tests_that_disagree(folders: Folders, two: tuple[str, 
     assert "p < 1e-300" in wording.sentence(tiny, comparison)
 
 
+def test_few_pairs_are_no_disagreement(folders: Folders) -> None:
+    """Four pairs with one sign: p of the ranks is 2 / 2^4 = 0.125, and never smaller. Six have 0.03, but 0.06 after the
+    adjustment for accepted_length and acceptance_rate. Nine have 0.004, 0.008 after it: ranks that disagree then, since
+    one image has the other sign and the largest size, are named."""
+    for n, wild, named in ((4, False, False), (6, False, False), (9, False, False), (9, True, True)):
+        first = [image(i, 100) for i in range(n)]
+        second = [
+            replace(r, accepted_length=r.accepted_length + 1 + 0.001 * r.index, accepted=r.accepted + 7 + r.index % 3)
+            for r in first
+        ]
+        comparison = between(folders.make(f"a{n}{wild}", first), folders.make(f"b{n}{wild}", second, "method=sjd"))
+        if wild:  # the t-test's p is set apart from the ranks'
+            results = [replace(r, p_holm=1e-6, wilcoxon_holm=0.5) for r in comparison.results if r.paired.test]
+            comparison = replace(comparison, results=tuple(results))
+        told = sentences(comparison)["accepted_length"]
+        assert ("disagrees" in told) == named, n
+        assert of(comparison, "accepted_length").test is not None
+        assert ("no Wilcoxon test can" in wording.report(comparison)) == (n < 9)
+        rows = [{k: "" if v is None else str(v) for k, v in row.items()} for row in wording.rows(comparison)]
+        [again] = [r for r in wording.readjusted([{k: r.get(k, "") for k in wording.COLUMNS} for r in rows])
+                   if r["statistic"] == "accepted_length"]  # fmt: skip
+        assert "disagrees" not in again["sentence"]
+
+
+def test_the_report_says_a_and_b_and_one_line_for_the_rest(folders: Folders) -> None:
+    """Labels that repeat in each sentence, and a line for each statistic without a difference, hid what differs."""
+    words = ["method=sjd", "window=8"]
+    first = folders.make("a", MINE, *words)
+    noisy = [image(i, s + (-1) ** i) for i, s in enumerate(steps(0))]
+    other = [replace(r, accepted=r.accepted + 40 + r.index % 2) for r in noisy]
+    comparison = between(first, folders.make("b", other, "method=sjd", "plain_from=200"))
+    assert comparison.names == ("sjd window=8", "sjd plain_from=200 window=16")  # plain_from=null is no setting of A
+    text = wording.report(comparison)
+    assert text.count("window=8") == text.count("plain_from=200") == 1
+    [told, rest, *_] = [line for line in text.splitlines() if line.startswith("- ")]
+    assert told.startswith("- the acceptance rate of B is")
+    assert re.fullmatch("- no significant difference in accepted_length, steps, latency_s; the same .*", rest)
+    assert all(r["sentence"].count("plain_from") for r in wording.rows(comparison) if "significant" in r["sentence"])
+
+
 def test_the_screen_is_120_wide(folders: Folders) -> None:
     wide = {"tokens": 10**9, "accepted": 0, "latency_s": 1e5 / 3}
     first = [image(i, 10**8 + s, **wide) for i, s in enumerate(steps(0))]
@@ -510,7 +552,7 @@ def test_distributions_of_features_are_compared(scored: tuple[str, str, np.ndarr
     assert energy is not None
     assert comparison.distribution_tests == {"features@1": energy}
     text = wording.report(comparison)
-    assert re.search(r"features@1 .*eagle_chain and cool_sd.* 40 pairs", " ".join(text.split()))
+    assert re.search(r"features@1 .* A and B .* 40 pairs", " ".join(text.split()))
     row = list(csv.DictReader(io.StringIO(wording.to_csv(comparison))))[-1]
     assert (row["statistic"], row["scorer"], float(row["p"])) == ("distribution", "features@1", 0.001)
     # it is one of two tests, and its sentence follows the adjusted p

@@ -162,7 +162,7 @@ def test_a_bad_word_costs_one_sentence() -> None:
         ("reference=[]", "reference must be a path, or null"),
         ("typo=1", "unknown parameter 'typo'"),
         ("+typo=1", "unknown parameter 'typo'"),
-        ("delt=1", "did you mean 'delta'?"),
+        ("delt=1", "did you mean delta?"),
         ("model.width=1", "unknown parameter 'model.width'"),
         ("~delta", "cannot be removed"),
         ("delta=1,2", "add -m"),

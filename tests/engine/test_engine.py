@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from specbench import cli
-from specbench.decoding.batch import decode_stream
+from specbench.decoding.batch import decode_stream, watched
 from specbench.decoding.drafters.dflash import DFlash
 from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.dynamic import Eagle2
@@ -160,6 +160,34 @@ def test_no_row_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(lengths) > 1.3 * min(lengths)
     list(decode_stream(partial(Decoding, config), encode, rng, 24, 4))
     assert sum(lengths) / 4 <= len(done) - in_batches < in_batches
+
+
+def test_a_watcher_hears_of_every_step_and_nothing_is_read_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bar that moves with images stands still for the minutes of a batch. Vanilla decoding makes one token a
+    step, so every part is exact; with drafts it is at most what is done."""
+    target, reads, heard = tiny.llamagen(side=8), [], list[float]()
+    known = Decoding.remaining_tokens
+    monkeypatch.setattr(Decoding, "remaining_tokens", lambda *words: (reads.append(1), known(*words))[1])
+    encode, rng = some_of(conditioning(6, 1), 0)
+    vanilla = DecoderConfig(target, NoDraft(), exact(), Sampling())
+    decode(vanilla, encode([0, 1]), rng([0, 1]))
+    silent = len(reads)
+    with watched(heard.append):
+        steps = decode(vanilla, encode([0, 1]), rng([0, 1])).steps
+    assert len(reads) == 2 * silent
+    assert heard == pytest.approx([2 * k / len(heard) for k in range(1, int(steps.max()) + 1)])
+    for batch in (2, 3):
+        heard.clear()
+        config = DecoderConfig(target, Window(12), exact(), Sampling(temperature=0.3))
+        with watched(heard.append):
+            for which, out in decode_stream(partial(Decoding, config), encode, rng, 6, batch):
+                assert len(which) / 2 < heard[-1] <= batch
+                assert len(out.steps) == len(which)
+        assert min(heard) > 0
+    heard.clear()
+    with watched(heard.append), watched(None):
+        decode(vanilla, encode([0]), rng([0]))
+    assert heard == []
 
 
 def test_caches_go_when_nobody_needs_them() -> None:

@@ -21,8 +21,9 @@ from commands import Call, refused, row_of
 from fake_pipeline import FakePipeline, at, execute, hungry, interrupt
 from filelock import FileLock
 
+from specbench.decoding import batch
 from specbench.errors import RunError, UsageError
-from specbench.harness import log, run, worker
+from specbench.harness import execution, log, run, worker
 from specbench.harness.folder import RunFolder, stored
 from specbench.rows import trackers
 from specbench.rows.journal import Journal, Record, read_records
@@ -381,6 +382,32 @@ def test_a_mistake_costs_one_sentence(call: Call, tmp_path: Path) -> None:
     ):
         err = refused(call, *words)
         assert (sentence in err, err.count("\n")) == (True, 1), err
+
+
+def test_the_bar_moves_with_the_steps_of_a_batch(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four images, two at a time: the bar shows tenths of images within a batch, and ends with whole images. A warm-up
+    does not move it."""
+    shown: list[float] = []
+
+    class Bar(execution.tqdm):  # type: ignore[misc, valid-type]
+        def update(self, n: float = 1) -> Any:
+            shown.append(self.n)
+            return super().update(n)
+
+    class Stepping(FakePipeline):
+        def decode(self, conditioning: list[str], keys: list[tuple[int, int]]) -> Any:
+            if watcher := batch._WATCHER.get():
+                for part in (0.52, 1.0, 2.0):
+                    watcher(part)
+            return super().decode(conditioning, keys)
+
+    monkeypatch.setattr(execution, "tqdm", Bar)
+    monkeypatch.setattr(run, "_load_pipeline", Stepping)
+    words = ("metrics=none", "n=4", "batch=2", "warmup=1", "baseline=false", "timing=true", "device=cpu", "out=one")
+    assert call("run", *words)[0] == 0
+    # the second image of a batch is complete with the first, and is recorded after it
+    assert shown == [0.5, 1, 2, 2, 2, 2.5, 3, 4, 4, 4]
+    assert batch._WATCHER.get() is None
 
 
 def test_a_grid_and_a_broken_configuration(call: Call, tmp_path: Path) -> None:

@@ -66,6 +66,16 @@ def test_links_lead_somewhere() -> None:
             assert not heading or heading in _anchors(target), (path, heading)
 
 
+def test_no_command_after_a_list_becomes_prose() -> None:
+    """An indented block right after a list is a paragraph of its last item, in which lines run together."""
+    block = re.compile(r"^ *(?:[-*+]|\d+\.) (?:.+\n)+\n+ {4}(?! *(?:[-*+]|\d+\.) )\S.*", re.MULTILINE)
+    assert block.search("- a\n  b\n\n    specbench run\n")
+    assert not block.search("- a\n\nTry:\n\n    specbench run\n")
+    for path in [ROOT / "README.md", *(ROOT / "results").glob("*.md"), *DOCS]:
+        text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+        assert not (found := block.search(text)), (path, found[0])
+
+
 def test_files_that_a_page_names_exist() -> None:
     """The changelog also names files that are gone."""
     for path in [ROOT / "README.md", *(page for page in DOCS if page.name != "changelog.md")]:

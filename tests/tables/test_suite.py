@@ -283,7 +283,7 @@ BAD: list[tuple[Mapping[str, Any], str]] = [
     ({"lines": []}, "lines must be a mapping"),
     ({"lines": {}}, "it has no lines"),
     ({"lines": {"a": {"method": {"b": 1}}}}, "a: method must be a text"),
-    ({"line": {}}, "a suite has no 'line' (choose from: "),
+    ({"line": {}}, "did you mean lines?"),
     ({"lines": {"a": {"method": "sjd", "elsewhere": {"lamagen_xl": {"window": 4}}}}}, "unknown model 'lamagen_xl'"),
     ({"lines": {"a": {"method": "sjd"}}, "n": 0}, "n must be an integer of at least 1 (got 0)"),
     ({"lines": {"a": {"method": "sjd"}}, "columns": ["nope"]}, "unknown column 'nope'"),

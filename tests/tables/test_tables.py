@@ -692,6 +692,12 @@ def test_the_list_does_not_use_hydra(
             table for line, table in zip(lines, listed, strict=True) if "hours" in line.rpartition(table.title)[2]
         ] == [table for table in listed if table.on_request]
         assert hint.endswith(" ".join(["specbench tables ID", *words]))
+    hints = []
+    for words in (["--model", "llamagen_xl", "--n", "9", "--seeds", "1,2"], ["n=9", "model=llamagen_xl", "seeds=2,1"]):
+        tables("coolsd_table1", "--list", *words)
+        hints.append(capsys.readouterr().out.splitlines()[-1])
+    assert hints[0] == hints[1]
+    assert hints[0].endswith(" --model llamagen_xl --n 9 --seeds 1,2")
 
 
 def test_a_table_without_runs_is_not_called_complete(
@@ -727,10 +733,16 @@ def test_another_model_has_its_own_files(tables: Tables, tmp_path: Path) -> None
 def test_mistakes_are_short_errors(tables: Tables, tmp_path: Path) -> None:
     for words, sentence in (
         (["nope"], "unknown table 'nope' .*coolsd_table1"),
-        (["--format", "html"], "unknown format 'html' .*md, latex, csv"),
+        (["--format", "latx"], r"unknown format .latx. .*did you mean latex\?"),
         (["--format", ","], "--format names no format .*md, latex, csv"),
         (["--n", "0"], r"--n must be an integer of at least 1 \(got 0\)"),
         (["--n", "many"], "--n must be an integer of at least 1"),
+        (["n=0"], r"n must be an integer of at least 1 \(got 0\)"),
+        (["n=2", "--n", "2"], "give only one"),
+        (["--model", "mar_b", "model=mar_b"], "give only one"),
+        (["--seeds", "1", "seeds=1"], "give only one"),
+        (["n=2", "n=3"], "'n' is given twice"),
+        (["seed=3"], "write seeds=3"),
         (["--model", "nope"], "unknown model 'nope' .*llamagen_scenes"),
     ):
         with pytest.raises(UsageError, match=sentence):
