@@ -79,7 +79,9 @@ class Parameter:
             return self.read(value)
         except ValueError:
             got = "null" if value is None else short(value, 200)
-            raise UsageError(f"{name} must be {self.wanted()} (got {got}){meant(value, self.choices)}") from None
+            raise UsageError(
+                f"{name} must be {self.wanted()} (got {got}){meant(value, map(str, self.choices))}"
+            ) from None
 
     def from_text(self, name: str, text: str) -> Any:
         """The value of argument `name` in its canonical form, from its text; 1e6 and 1_000 are integers, too. Raises

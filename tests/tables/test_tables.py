@@ -773,7 +773,7 @@ def test_a_parameter_of_a_table_reaches_the_lines_that_have_it(tmp_path: Path) -
     for changes, name in (({"gamma": "8"}, "gamma"), ({"method": "jacobi"}, "method")):
         with pytest.raises(UsageError, match=name):
             drafters(**changes)
-    for word in ("out=x", "n=8", "timed=-1", "nope=1"):
+    for word in ("out=x", "seed=8", "timed=-1", "nope=1"):
         with pytest.raises(UsageError, match=word.partition("=")[0]):
             cli._changes([word])
 
