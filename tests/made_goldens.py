@@ -316,10 +316,9 @@ def lumina2_jacobi(folder: Path, window: int, rows: int, columns: int, plain: in
     before = 0
     while len(image) < count:
         done = len(image)
-        size = min(window - 1, max(0, until - done))
-        late = done >= until and before < until
+        size = min(window - 1, max(0, until - before - 1))  # by the number of tokens before the last pass
         kept = kept[:size]
-        while len(kept) < (1 if late else size):
+        while len(kept) < size:
             kept.append((int(torch.randint(40, 80, (1,), generator=g)), torch.tensor(0.0)))
         drafts = [x for x, _ in kept]
         u = torch.rand(len(drafts), generator=g)

@@ -22,7 +22,6 @@ from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Rule
 from specbench.decoding.rules.relaxed import Redraw
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.verify import Draft
 from specbench.decoding.verify.base import VERIFY
 from specbench.models.unified import Unified, image_tokens
 
@@ -78,23 +77,6 @@ class Recorded(RandomStreams):
         return ((torch.tensor(codes) + 0.5) / self.codes).view(1, -1)
 
 
-class Late(BuiltIn):
-    """Lumina-mGPT 2's window, which feeds new drafts once more after its last position, since the released code
-    decides by the length before the last step. late: those drafts (n,) by the number of tokens before them."""
-
-    def __init__(self, window: int, plain_from: int, late: dict[int, Tensor]) -> None:
-        super().__init__(window, plain_until=1, plain_from=plain_from)
-        self.late = late
-
-    def propose(self, state: Any, history: Tensor, count: Tensor, step: Tensor) -> Draft:
-        draft = super().propose(state, history, count, step)
-        if (drafts := self.late.get(int(count))) is not None:
-            n = len(drafts)
-            draft.tokens[0, 1 : n + 1], draft.valid[0, 1 : n + 1] = drafts, True
-            draft.probs[0, :n] = F.one_hot(drafts, draft.probs.shape[-1]).float()
-        return draft
-
-
 def replayed(session: Any, drafter: BuiltIn, rule: Rule, sampling: Sampling, rng: Recorded) -> list[tuple[int, Tensor]]:
     """Per step the number of tokens before it and the ids of the drafts that exist; at the end the image itself."""
     config: Any = DecoderConfig(session, drafter, rule, sampling)
@@ -135,9 +117,7 @@ def lumina2_sjd(t: Tensors, c: Config) -> Compared:
     fed = zip(places[first:].tolist(), counts[first:].tolist(), t["out/input_rows"][first:], t["out/uniforms"][first:])
     passes = [(place + 1 - start, row[1:n], u[1:n]) for place, n, row, u in fed]
     fresh = [{count + i: max(0, x - ids["img0"]) for i, x in enumerate(row.tolist())} for count, row, _ in passes]
-    until = c["interval_end"] - first
-    late = {count: row - ids["img0"] for count, row, _ in passes if count >= until and len(row)}
-    drafter = Late(c["window"] - 1, until - session.length, late)
+    drafter = BuiltIn(c["window"] - 1, plain_until=1, plain_from=c["interval_end"] - first - session.length)
     sampling = Sampling(
         c.get("temperature", 1.0), c["image_top_k"], cfg_scale=c["cfg_scale"], top_n_sigma=float(c["top_n_sigma"])
     )

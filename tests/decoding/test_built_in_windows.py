@@ -61,19 +61,24 @@ def test_the_greedy_opening_by_hand() -> None:
     ).any()
 
 
-def test_a_window_ends_before_the_plain_positions() -> None:
+def test_a_window_becomes_shorter_by_the_tokens_before_the_last_step() -> None:
+    """As in the released loop: after a step with several tokens, a draft reaches beyond `plain_from`."""
     drafter = BuiltIn(4, plain_until=1, plain_from=-3)
     config = DecoderConfig(TabularTarget(random_tables(3, 12, 3, order=1)), drafter, exact(), Sampling())
     with torch.inference_mode():
-        steps = Decoding(config, None, tiny.rng(40))
+        steps, last, beyond = Decoding(config, None, tiny.rng(40)), torch.full((40,), -1), 0
         for _ in range(12):
             before = steps.num_committed.clone()
             steps.step()
             draft = steps.step_stats.draft if steps.step_stats else None
             assert draft is not None
-            wanted = torch.where(before >= 1, (9 - before).clamp(0, 4), 0)
-            assert torch.equal(draft.valid[:, 1:].sum(1), wanted)
+            wanted = torch.where(before >= 1, (8 - last).clamp(0, 4), 0)
+            unfinished = before < 12
+            assert torch.equal(draft.valid[unfinished, 1:].sum(1), wanted[unfinished])
+            beyond += int((wanted > (9 - before).clamp(0, 4))[unfinished].sum())
+            last = torch.where(unfinished, before, last)
             steps.record_stats()
+    assert beyond > 0
 
 
 @pytest.mark.parametrize("variant", ["lumina_mgpt2", "simplear"])

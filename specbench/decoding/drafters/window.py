@@ -63,8 +63,9 @@ class WindowState:
     probs: Tensor  # (B, H, V): the distribution each was drawn from
     heights: Tensor  # (B, H) in [0, 1): the token's height, as a share of its probability; (B, 0) without them
     past: Tensor  # (B, K, V): distributions of the last K committed positions, oldest first; K = 0 if not used
-    # of the last step, for rows that had one (`started` (B,) bool): the distributions (B, M, V) and the accepted path
-    started: Tensor
+    # of the last step: the number of positions (B,) int64 of its draft, 0 if it had none; then the distributions (B, M,
+    # V) and the accepted path
+    drafted: Tensor
     p: Tensor
     path: Tensor
     length: Tensor
@@ -72,7 +73,7 @@ class WindowState:
     constants = ("uniform", "valid", "sampled", "following")
 
     def buffers(self) -> Buffers:
-        names = ("tokens", "probs", "heights", "past", "started", "p", "path", "length")
+        names = ("tokens", "probs", "heights", "past", "drafted", "p", "path", "length")
         return {name: Buffer(getattr(self, name)) for name in names}
 
 
@@ -163,7 +164,7 @@ class Window:
             probs=uniform.expand(rows, height, -1).clone(),
             heights=torch.zeros(rows, height if self.coupling == "height" else 0, device=device),
             past=uniform.expand(rows, past, -1).clone(),
-            started=torch.zeros(rows, dtype=torch.bool, device=device),
+            drafted=torch.zeros(rows, dtype=torch.int64, device=device),
             p=torch.zeros(rows, self.tree.nodes, size, device=device),
             path=torch.zeros_like(tokens),
             length=torch.zeros(rows, dtype=torch.int64, device=device),
@@ -181,7 +182,7 @@ class Window:
             noise = gumbel_noise(state.rng, num_committed[:, None] + self.ahead, state.probs.shape[-1])
         renewed = self._renew(state, num_committed, step, noise)
         new = self._initialise(state, renewed, history, num_committed, step, noise)
-        parts = {"refill": F.pad((new & state.started[:, None])[:, self.offsets], (1, 0))}
+        parts = {"refill": F.pad((new & (state.drafted > 0)[:, None])[:, self.offsets], (1, 0))}
         heights = None
         if self.coupling == "height":
             heights = F.pad(torch.where(self.choice == 0, state.heights[:, self.offsets], -1.0), (1, 0), value=-1.0)
@@ -209,26 +210,24 @@ class Window:
             last_positions = verdict.length[:, None] + state.following
             state.past.copy_(take(torch.cat([state.past, take(result.p, verdict.path_with_root)], 1), last_positions))
         if self.always:
-            state.started.fill_(True)
+            state.drafted.fill_(self.tree.height)
         else:
-            state.started.copy_(self._drafts(state, result.num_committed))
+            state.drafted.copy_(self._drafts(state, result.num_committed))
         for stored, new in ((state.p, result.p), (state.path, verdict.path), (state.length, verdict.length)):
             stored.copy_(new)
 
     def _drafts(self, state: WindowState, num_committed: Tensor) -> Tensor:
-        """Whether images with `num_committed` (B,) tokens get a draft."""
-        return (num_committed >= self.plain_until) & (num_committed < state.until)
+        """The number of positions (B,) that a draft has after `num_committed` (B,) tokens."""
+        return self.tree.height * ((num_committed >= self.plain_until) & (num_committed < state.until))
 
     def _valid(self, state: WindowState, num_committed: Tensor) -> Tensor:
         """Which nodes (B, M) exist."""
         valid = state.valid
         if not self.always:
-            valid = F.pad(
-                self._drafts(state, num_committed)[:, None].expand(-1, self.tree.nodes - 1), (1, 0), value=True
-            )
+            valid = self.tree.depth <= self._drafts(state, num_committed)[:, None]
         if self.after_rejection:
             end = torch.where(state.length > 0, state.path[:, -1], 0)
-            rejected = state.started & (self.first_child[end] >= 0)
+            rejected = (state.drafted > 0) & (self.first_child[end] >= 0)
             valid = valid & (self.on_main | rejected[:, None])
         return valid
 
@@ -238,7 +237,7 @@ class Window:
         if self.siblings == "stored" or self.width == 1:
             return None
         height, offsets = state.tokens.shape[1], self.ahead[: self.branching]
-        known = (height - state.length).clamp_min(0) * state.started * self.refine
+        known = (state.drafted - state.length).clamp_min(0) * self.refine
         before = (state.length[:, None] + offsets + 1).clamp_max(height - 1)
         return take(state.probs, before), offsets < (known - 1)[:, None]
 
@@ -258,7 +257,7 @@ class Window:
         # in the old window, the node before each position
         previous = (state.length[:, None] + self.ahead).clamp_max(height - 1)
         p = take(state.p, self._first_path(state.path, state.length).gather(1, previous))
-        known = (height - state.length).clamp_min(0) * state.started if self.refine else torch.zeros_like(num_committed)
+        known = (state.drafted - state.length).clamp_min(0) * self.refine
 
         def numbers(tag: int) -> Tensor:
             return state.rng.uniform(step, tag, height)
@@ -336,8 +335,9 @@ class BuiltIn(Window):
     target's distribution. Lumina-mGPT 2 samples from the target's own distribution after a rejection
     (`rules.relaxed.Redraw`), and SimpleAR begins with tokens that were not sampled. Recorded runs of both are goldens.
 
-    Drafts are drawn again at each step, and new positions hold random point masses. The window ends before token
-    `plain_from` of an image, if given.
+    Drafts are drawn again at each step, and new positions hold random point masses. With `plain_from` the window
+    becomes shorter towards this token, by the number of tokens before the step that has just ended, as in the released
+    loop: a draft may reach beyond it.
 
     opening: "random" begins with new positions, as Lumina-mGPT 2 does. "greedy" is SimpleAR's beginning: the first step
     passes token 0 at every position (SimpleAR: the padding token), verifies nothing, and takes the most probable first
@@ -363,14 +363,13 @@ class BuiltIn(Window):
             draft.unverified = F.pad(second, (1, state.tokens.shape[1] - 1))
         return draft
 
+    def _drafts(self, state: WindowState, num_committed: Tensor) -> Tensor:
+        before = num_committed - state.length - 1
+        positions = (state.until - 1 - before).clamp(0, self.tree.height)
+        return positions * (num_committed >= max(self.plain_until, int(self.greedy)))
+
     def _valid(self, state: WindowState, num_committed: Tensor) -> Tensor:
-        ends = num_committed[:, None] + self.tree.depth
-        drafts = (
-            self._drafts(state, num_committed)[:, None]
-            & (ends <= state.until)
-            & (num_committed[:, None] >= int(self.greedy))
-        )
-        return drafts | (self.tree.depth == 0)
+        return self.tree.depth <= self._drafts(state, num_committed)[:, None]
 
 
 def window_shape(

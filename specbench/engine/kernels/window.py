@@ -44,7 +44,7 @@ def _node(PATH, MAIN, FIRST_CHILD, length, previous, height, branching):
 
 @triton.jit
 def _choose(
-    P, PROBS, TOKENS, HEIGHTS, PAST, UNIFORM, PATH, LENGTH, STARTED, HISTORY, COUNT, STEP, KEY, MAIN, FIRST_CHILD,
+    P, PROBS, TOKENS, HEIGHTS, PAST, UNIFORM, PATH, LENGTH, DRAFTED, HISTORY, COUNT, STEP, KEY, MAIN, FIRST_CHILD,
     FORCED, DRAWN, SOURCE, ORIGIN, RAISED, nodes, height, vocabulary, codes, side, past, total, held, branching, tags,
     tag, noise_tag, tau,
     INIT: tl.constexpr, SAMPLES: tl.constexpr, COUPLING: tl.constexpr, REFINE: tl.constexpr, GRAMMAR: tl.constexpr,
@@ -57,7 +57,7 @@ def _choose(
     step = tl.load(STEP + row) * tags  # the number of the step's first random stream
     known = offset * 0
     if REFINE:
-        known = tl.where(tl.load(STARTED + row) != 0, tl.maximum(height - length, 0), 0)
+        known = tl.maximum(tl.load(DRAFTED + row) - length, 0)
     previous = tl.minimum(length + offset, height - 1)
     origin = _node(PATH + row * height, MAIN, FIRST_CHILD, length, previous, height, branching)
     position, source, token = count + offset, offset, offset * 0
@@ -258,7 +258,7 @@ def window(
     before = state.probs.clone() if drafter.keeps_old else state.probs
     launch.start(_choose, (rows, height),
         state.p, state.probs, state.tokens, state.heights, state.past, state.uniform, state.path, state.length,
-        state.started.view(torch.uint8), history, num_committed, step, key, drafter.main, drafter.first_child,
+        state.drafted, history, num_committed, step, key, drafter.main, drafter.first_child,
         num_committed if forced is None else forced, drawn, source, origin, raised, nodes, height, size, session.codes,
         state.side, past, 0 if forced is None else len(forced), history.shape[1], drafter.branching, tags, tag, noise,
         drafter.tau, _INITS[drafter.init], _SAMPLES.get(drafter.init, 0), _COUPLINGS[drafter.coupling], drafter.refine,
