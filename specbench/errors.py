@@ -27,7 +27,13 @@ class NumberError(UsageError):
 
 
 class MissingFilesError(UsageError):
-    """Weights or data that a run needs are not on this machine. A dry run lists them and how to get them."""
+    """Weights or data that a run needs are not on this machine. A dry run lists them and how to get them.
+
+    is_published: whether `specbench fetch` can download them."""
+
+    def __init__(self, message: str, is_published: bool = False) -> None:
+        super().__init__(message)
+        self.is_published = is_published
 
 
 class RunError(Exception):

@@ -168,8 +168,8 @@ class Method:
             "tv_noise": statistics.noise_floor(marginals, samples, seed),
             # a sequence that the grammar forbids belongs to no marginal
             "p_value": 0.0 if forbidden else statistics.goodness_of_fit(all_counts, marginals),
+            "emitted_tv": self._emitted_variation(model, seed),
         }
-        columns["emitted_tv"] = self._emitted_variation(model, seed)
         if self.chain and isinstance(model, TabularModel) and not model.grams:
             columns |= self._theorem(model, self.chain, marginals, all_counts)
         mean = float((torch.stack(steps).sum(0) * per_step).sum() / samples)

@@ -15,14 +15,15 @@ def check(cfg: Mapping[str, Any]) -> None:
     """Raises MissingFilesError if weights are missing; the message says how to get them."""
     other = registry.official_target(cfg.get("drafter_weights") or "")
     if other and not (drafting := home.model_folder(other) / "target").is_dir():
-        raise MissingFilesError(f"{drafting} does not exist: {advice(other)}")
+        raise MissingFilesError(f"{drafting} does not exist: {advice(other)}", bool(_published(other)))
     folder, model = registry.weights_folder(cfg), cfg["model"]
     if folder is None:
         return
     if model in registry.model_sources():
         if absent := registry.absent_folders(cfg):
             what = advice(model, absent, cfg.get("size"), cfg["weights"])
-            raise MissingFilesError(f"{folder} has no {', '.join(f'{part}/' for part in absent)}: {what}")
+            published = bool(_published(model, absent, cfg.get("size")))
+            raise MissingFilesError(f"{folder} has no {', '.join(f'{part}/' for part in absent)}: {what}", published)
     elif not parameters.default("model", model, "assets"):
         if not folder.is_dir():
             put = steps(f"put the weights of {model} there", "weights=random")
@@ -44,18 +45,30 @@ def check(cfg: Mapping[str, Any]) -> None:
 def advice(model: str, absent: Sequence[str] = (), size: int | None = None, weights: str = "official") -> str:
     """How to get missing weights of a model with `files`: the next step, and alternatives. absent: the missing folders;
     default: the folders that every run needs; size, weights: the run's values."""
-    entry, vectors = registry.model_sources()[model], parameters.is_continuous("model", model)
-    other = size not in (None, parameters.default("model", model, "size"))
-    entry = entry.of_size(str(size)) if other else entry
-    published = {name: part for name in absent or entry.parts if (part := sources.part_of(entry, name))}
-    if not published:
+    entry, vectors = _entry(model, size), parameters.is_continuous("model", model)
+    if not (published := _published(model, absent, size)):
         command, no_weights = registry.training(model, absent[0]), f"no weights for {absent[0]}/ are published: "
         trained = (f"run `{command}`", "drafter_weights=DIR with trained ones") if command else ("put your own there",)
         return no_weights + steps(*trained, "weights=random")
     folders = {d: f for d, f in registry.network_folders().items() if parameters.is_continuous("drafter", d) == vectors}
     drafters = [next(d for d, f in folders.items() if f == name) for name in published if name not in entry.parts]
-    command = fetching(model, size if other else None, weights, drafters)
+    command = fetching(model, size if _is_other(model, size) else None, weights, drafters)
     return steps(f"run `{command}`", f"put {sources.listing(published)} by hand", "weights=random")
+
+
+def _is_other(model: str, size: int | None) -> bool:
+    return size not in (None, parameters.default("model", model, "size"))
+
+
+def _entry(model: str, size: int | None) -> sources.ModelSource:
+    entry = registry.model_sources()[model]
+    return entry.of_size(str(size)) if _is_other(model, size) else entry
+
+
+def _published(model: str, absent: Sequence[str] = (), size: int | None = None) -> dict[str, sources.Part]:
+    """The missing folders that can be downloaded; arguments as in `advice`."""
+    entry = _entry(model, size)
+    return {name: part for name in absent or entry.parts if (part := sources.part_of(entry, name))}
 
 
 def fetching(model: str, size: object, weights: str, drafters: Sequence[str]) -> str:

@@ -84,7 +84,8 @@ def find(cfg: Mapping[str, Any], *names: str, how: str = "") -> Path:
             return folder / file
     raise MissingFilesError(
         f"data={name} needs {' or '.join(names)}, looked for in {folder}:"
-        f" {how or f'run `specbench fetch data={name}`'}, or name a folder that has it with data_dir=DIR"
+        f" {how or f'run `specbench fetch data={name}`'}, or name a folder that has it with data_dir=DIR",
+        is_published=not how,
     )
 
 

@@ -52,6 +52,11 @@ class Forecast:
     fault: UsageError | None
 
     @property
+    def waits_for_fetch(self) -> bool:
+        """Whether only files that `specbench fetch` downloads are missing."""
+        return isinstance(self.fault, MissingFilesError) and self.fault.is_published
+
+    @property
     def left(self) -> int:
         return self.images - self.existing
 
@@ -288,7 +293,7 @@ def report(
     lines[-1] += f"; unknown for {', '.join(unknown)}" if unknown else ""
     lines += [f"memory    {text}" for text in todo.memory()]
     # why runs cannot start, except for files to fetch, and which metrics would have no value
-    faults = dict.fromkeys(str(f.fault) for f in todo.runs if f.fault and "specbench fetch" not in str(f.fault))
+    faults = dict.fromkeys(str(f.fault) for f in todo.runs if f.fault and not f.waits_for_fetch)
     missing = (*faults, *to_fetch.unmeasured(f.run.config for f in todo.runs))
     mistakes = todo.mistakes
     return "\n".join([*lines, *(f"missing   {text}" for text in missing), *fetch]), (

@@ -33,7 +33,7 @@ def test_a_run_finds_the_drafter_without_an_argument(
     (tmp_path / "captions.txt").write_text("\n".join(f"a photo of {i} cats" for i in range(8)))
     for part, build in files.of_model(model, True).items():
         build(tmp_path / "home/models" / model / part)
-    on = [f"model={model}", "reduced=true", f"data={data}", *more]
+    on = [f"model={model}", "reduced=true", "dtype=float32", f"data={data}", *more]
     run = ["run", *on, "method=eagle1", "n=1", "baseline=false", "metrics=none", "warmup=0", "out=run"]
     assert cli.main(run) == 2
     assert f"specbench train drafter=eagle model={model}" in capsys.readouterr().err
