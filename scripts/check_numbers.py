@@ -46,6 +46,7 @@ the tables of `doc_tables`, and the `names` of numbers.yaml: expressions that se
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -66,6 +67,9 @@ import yaml
 
 from specbench.cli.commands import fail
 from specbench.errors import UsageError
+from specbench.rows.columns import COLUMNS
+from specbench.rows.csv_files import as_cells, has_runs, read_rows
+from specbench.storage.csv_text import csv_text
 from specbench.tables import catalog, matched, measure
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -170,7 +174,7 @@ class Rows:
     def _read(self, name: str) -> pd.DataFrame:
         folder = PUBLISHED.parent if _is_published(name) else self.results
         file, _, model = name.partition(".")
-        table = pd.read_csv(folder / f"{file}.csv", low_memory=False)
+        table = _table(folder / f"{file}.csv")
         if file not in catalog.TABLES or "model" not in table:
             return table
         return table[table.model == (model or catalog.TABLES[file].model)]
@@ -284,6 +288,13 @@ def check(page: str, rows: Rows, where: str, whole: bool = True) -> tuple[list[P
     for start, stop, shown in sorted(changes, reverse=True):
         page = page[:start] + shown + page[stop:]
     return problems, page
+
+
+def _table(path: Path) -> pd.DataFrame:
+    """A CSV file, with the details of rows of runs as columns."""
+    if not has_runs(path):
+        return pd.read_csv(path, low_memory=False)
+    return pd.read_csv(io.StringIO(csv_text(COLUMNS, map(as_cells, read_rows(path)))), low_memory=False)
 
 
 def check_commit(rows: Rows, commit: str, exceptions: Mapping[str, str | Mapping[str, str]]) -> list[Problem]:

@@ -270,12 +270,13 @@ class LoadedModel:
         if not texts or not all(isinstance(text, str) for text in texts):
             raise UsageError("prompts must be a text or a list of texts")
         from specbench.harness.log import say
+        from specbench.rows import remark_text
         from specbench.rows.remarks import unread_remarks
 
         cfg = {**configuration.compose(_overrides(method, {**self._values, **values, "seed": seed})), "batch": 1}
         pipeline = self._built(cfg)
         for remark in unread_remarks(map(pipeline.unread_tokens, texts)):
-            say(remark)
+            say(remark_text.said(remark))
         decoded = pipeline.decode(pipeline.encode(texts), [(seed, first + i) for i in range(len(texts))])
         pipeline.synchronize()
         tokens, steps, drafted, accepted = (

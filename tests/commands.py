@@ -10,12 +10,15 @@ import shutil
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from specbench.errors import UsageError
 from specbench.rows.csv_files import read_rows
+from specbench.rows.remark import remarks_of
+from specbench.rows.remark_text import joined
+from specbench.rows.scores import Score
 from specbench.tables.definitions import Line, Table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,6 +73,11 @@ def cells_of(path: str | Path) -> list[dict[str, str]]:
 def row_of(folder: str | Path) -> dict[str, Any]:
     [row] = read_rows(Path(folder) / "row.csv")
     return row
+
+
+def said(of: Mapping[str, Any] | Score) -> str:
+    """The remarks of a row or a score as one text."""
+    return joined(of.remarks if isinstance(of, Score) else remarks_of(of))
 
 
 def refused(call: Call, *arguments: str) -> str:

@@ -13,6 +13,7 @@ from specbench import metrics
 from specbench.config import parameters
 from specbench.harness import sheet
 from specbench.metrics import Score, base
+from specbench.rows.remark import free
 from specbench.storage import origin
 
 
@@ -44,7 +45,9 @@ class Light(base.Metric):
         if self.weights[self.name] == "broken":
             return tuple(Score.unmeasured("these pictures are too small", "") for _ in self.columns)
         move = float(len(self.fingerprint())) + self.name.count("2")
-        return tuple(Score(outputs.mean() + move + i, 0.5, self.fingerprint(), "few") for i in range(len(self.columns)))
+        return tuple(
+            Score(outputs.mean() + move + i, 0.5, self.fingerprint(), (free("few"),)) for i in range(len(self.columns))
+        )
 
     def per_image(self, outputs: np.ndarray) -> np.ndarray | None:
         return outputs[:, 0]

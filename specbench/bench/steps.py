@@ -15,7 +15,7 @@ from specbench.bench import devices
 from specbench.bench.rows import ROWS
 from specbench.config import registry
 from specbench.errors import UsageError
-from specbench.rows.csv_files import has_runs
+from specbench.rows.csv_files import has_runs, read_rows
 from specbench.storage.csv_text import csv_lines
 
 _SPEED = {"eager": 0, "graph": 1, "triton": 2}
@@ -119,7 +119,7 @@ def tokens_per_step(results: Path) -> dict[tuple[str, str], float]:
     lengths: dict[tuple[str, str], list[float]] = {}
     for path in sorted(results.glob("*.csv")):
         with suppress(UsageError):
-            for _, row in csv_lines(path)[1] if has_runs(path) else ():
-                if row.get("accepted_length_mean"):
+            for row in read_rows(path) if has_runs(path) else ():
+                if row["accepted_length_mean"] is not None:
                     lengths.setdefault((row["model"], row["method"]), []).append(float(row["accepted_length_mean"]))
     return {key: sum(values) / len(values) for key, values in lengths.items()}

@@ -9,6 +9,8 @@ from specbench.cli.arguments import Argument, CommandLine, Words, command
 from specbench.cli.commands import missing
 from specbench.config import parameters
 from specbench.errors import UsageError, plain, unknown
+from specbench.rows import remark_text
+from specbench.rows.remark import Remark, remarks_of
 from specbench.storage import home
 
 if TYPE_CHECKING:
@@ -86,8 +88,8 @@ def _text(evaluation: Evaluation) -> str:
         lines.append((name, shown, f"[{backend}]" if backend else ""))
     wide = max((len(shown) for _, shown, _ in lines), default=0)
     text = [f"{evaluation.title} (± standard error)", *(f"  {a:<16} {b:<{wide}}  {c}".rstrip() for a, b, c in lines)]
-    if evaluation.row["note"]:
-        text.append(f"  {'note':<16} {evaluation.row['note']}")
+    if remarks := remark_text.joined(remarks_of(evaluation.row)):
+        text.append(f"  {'remarks':<16} {remarks}")
     text += [f"  {'written':<16} {path}" for path in evaluation.files]
     return "\n".join(map(plain, text))
 
@@ -148,7 +150,8 @@ def reference(line: CommandLine) -> int:
             else:
                 made = real_images.compute_statistics(extractor, real, data or "", path)
                 print(f"{made.label}: {made.count} images by {made.cache_key} in {path}")
-                print("".join(f"note: {remark}\n" for remark in real.remarks), end="")
+                for values in real.remarks:
+                    print(f"note: {remark_text.text(Remark('files', values))}")
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped; the same command resumes") from None
     return 0

@@ -14,7 +14,7 @@ import numpy as np
 from specbench import data
 from specbench.config import indices, parameters, registry
 from specbench.errors import UsageError, plain
-from specbench.rows import shown, summary
+from specbench.rows import remark_text, shown, summary
 from specbench.rows.journal import TIMINGS, Record, TimingJournal, read_records
 from specbench.rows.provenance import MAY_CHANGE, RunMetadata
 from specbench.storage import home
@@ -94,7 +94,8 @@ def unsteady(scored_pass: ScoredPass) -> str:
     method, vanilla = map(_records, journals)
     shared = sorted(method.keys() & vanilla.keys())
     columns = summary.versus([method[i] for i in shared], [vanilla[i] for i in shared], scored_pass.again)
-    return shown.unsteady(columns)
+    values = shown.unsteady(columns)
+    return remark_text.unsteady(values) if values else ""
 
 
 def _records(path: Path) -> dict[int, Record]:
@@ -229,7 +230,8 @@ def value_and_influences(metric: Metric, outputs: np.ndarray, prompts: Sequence[
     score, influences = metric.score(outputs, prompts)[0], metric.influences(outputs, prompts)
     if score.value is None or influences is None:
         few = f"{len(prompts)} pairs are too few for an interval of its difference"
-        raise UsageError(f"a statistic of all images together, and {score.note if score.value is None else few}")
+        why = few if score.value is not None else remark_text.joined(score.remarks)
+        raise UsageError(f"a statistic of all images together, and {why}")
     return score.value, influences
 
 

@@ -51,7 +51,6 @@ COLUMNS = {
     f"probability of {POWER:.0%}",
     "pairs_needed_low": "the same for the end of the interval that is farthest from 0: fewer pairs are too few",
     "tests": "number of tests in this adjustment",
-    "sentence": "the result as a sentence",
 }
 
 
@@ -95,10 +94,6 @@ def _ranked(comparison: Comparison) -> int:
     return sum(result.wilcoxon_holm is not None for result in comparison.results)
 
 
-#: The end of a sentence of `_adjustment`.
-_ADJUSTMENT = re.compile(r"(, but p [^,;]* after Holm's adjustment for \d+ tests)?(; the Wilcoxon [^;]*)?\.$")
-
-
 def _adjustment(p: float, p_holm: float, wilcoxon_holm: float | None, tests: int, least: float = 0.0) -> str:
     """The end of a sentence: the effect of the adjustment. least: see `_least`; two tests disagree only if both could
     have been significant."""
@@ -118,16 +113,6 @@ def readjusted(rows: Sequence[Mapping[str, str]], family: Collection[int] | None
         tested = [i for i, row in enumerate(result) if row[name] and (family is None or i in family)]
         for i, p in zip(tested, holm([float(result[i][name]) for i in tested]), strict=True):
             result[i] |= {f"{name}_holm": repr(p), "tests": str(len(tested))}
-            if name == "p" and result[i]["statistic"] == "distribution":
-                verdict = _verdict(float(result[i]["p"]), p, len(tested))
-                result[i]["sentence"] = _VERDICT.sub(r"{}\1{}".format(*verdict), result[i]["sentence"])
-            elif name == "p":
-                wilcoxon, least = None, 0.0
-                if result[i]["p_wilcoxon_holm"]:
-                    wilcoxon = float(result[i]["p_wilcoxon_holm"])
-                    least = _least(int(result[i]["pairs"]), sum(bool(result[j]["p_wilcoxon"]) for j in tested))
-                end = _adjustment(float(result[i]["p"]), p, wilcoxon, len(tested), least)
-                result[i]["sentence"] = _ADJUSTMENT.sub(end, result[i]["sentence"], count=1)
     return result
 
 
@@ -139,10 +124,6 @@ def distribution_sentence(extractor: str, test: DistributionTest, comparison: Co
         f"{plain(extractor)} features of {a} and {b} {verdict}: the energy distance of {test.n} pairs of features is"
         f" {test.distance:.3g}, and {test.swapped:.3g} on average if pairs are swapped at random {p}"
     )
-
-
-#: The two parts of a sentence on distributions that `_verdict` gives.
-_VERDICT = re.compile(r"(?:do not )?differ significantly(: the energy distance .*)\(p [^()]*\)\.$")
 
 
 def _verdict(p: float, p_holm: float, tests: int) -> tuple[str, str]:
@@ -286,7 +267,6 @@ def rows(comparison: Comparison) -> list[dict[str, Any]]:
             "mean_b": p.mean_b,
             "difference": p.difference,
             "tests": comparison.tests,
-            "sentence": sentence(result, comparison),
         }
         if test is not None:
             line |= {"low": test.low, "high": test.high, "test_statistic": test.statistic, "df": test.df}
@@ -299,7 +279,7 @@ def rows(comparison: Comparison) -> list[dict[str, Any]]:
         line = {"statistic": "distribution", "scorer": extractor, "pairs": distribution.n, "tests": comparison.tests}
         line |= {"test_statistic": distribution.distance, "p": distribution.p}
         line |= {"p_holm": comparison.distribution_holm[extractor]}
-        lines.append({**common, **line, "sentence": distribution_sentence(extractor, distribution, comparison)})
+        lines.append({**common, **line})
     return lines
 
 

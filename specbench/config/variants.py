@@ -47,16 +47,14 @@ def resolved(cfg: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
             for name, value in cfg.items()}  # fmt: skip
 
 
-def departures(cfg: Mapping[str, Any]) -> list[str]:
-    """The parameters of a configuration that differ from its variant: "window 16 (not 15)"."""
+def departures(cfg: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The parameters of a configuration that differ from its variant, each with both values: {"window": [16, 15]}."""
     method = cfg["method"]
     values = settings(method, cfg["variant"], cfg["model"]) if cfg.get("variant") else {}
-    return [
-        f"{name} {cfg[name]} (not {value})"
-        for name, value in values.items()
-        if _owned(cfg, name) and cfg[name] != value
-    ] + [f"{part} {cfg[part]} (not {preset})" for part, preset in parameters.method_choices(method).items()
-         if values and part in parameters.PARTS and cfg[part] != preset]  # fmt: skip
+    parts = parameters.method_choices(method).items() if values else ()
+    stated = {name: value for name, value in values.items() if _owned(cfg, name)}
+    stated |= {part: preset for part, preset in parts if part in parameters.PARTS}
+    return {name: [cfg[name], value] for name, value in stated.items() if cfg[name] != value}
 
 
 def _owned(cfg: Mapping[str, Any], name: str) -> bool:

@@ -25,13 +25,14 @@ from specbench.harness.folder import stored
 from specbench.harness.log import say
 from specbench.harness.pairing import Pairs, listed, pair
 from specbench.harness.run import rescore
-from specbench.harness.scoring import ImageSet, Scoring, joined, metric_fingerprint
+from specbench.harness.scoring import ImageSet, Scoring, joined, request
 from specbench.rows import degenerate
 from specbench.rows.columns import COLUMNS
-from specbench.rows.csv_files import to_csv
+from specbench.rows.csv_files import write_run_row
 from specbench.rows.degenerate import ImageFacts
 from specbench.rows.provenance import new_run_id
-from specbench.rows.scores import ScoreJournal, ScoreLine, images_fingerprint, notes, score_columns
+from specbench.rows.remark import Remark, as_json, remark
+from specbench.rows.scores import ScoreJournal, ScoreLine, images_fingerprint, score_columns, score_remarks
 from specbench.storage import home, image_files
 from specbench.storage.csv_text import csv_text
 from specbench.storage.files import (
@@ -223,7 +224,7 @@ def _score_images(folder: Path, out: Path, run_id: str, pairs: Pairs, cfg: Mappi
     context = metrics.scoring_context(cfg)
     names = joined([*earlier], cfg["metrics"])
     unpaired = [name for name in names if not cfg["data"] and metrics.metric(name, context).reads_prompt]
-    wanted = {name: metric_fingerprint(name, context) for name in names if name not in unpaired}
+    wanted = {name: request(name, context) for name in names if name not in unpaired}
     scoring = Scoring(cfg, wanted, out, cfg["device"], cfg["batch"])
     try:
         scored = scoring.score(images)
@@ -237,7 +238,7 @@ def _score_images(folder: Path, out: Path, run_id: str, pairs: Pairs, cfg: Mappi
     columns = _per_image(pairs, files, scored, context, scoring.cache)
     image_rows = (dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True))
     write_atomically(out / "pictures.csv", csv_text(columns, image_rows).encode())
-    write_atomically(out / "row.csv", to_csv([row]).encode())
+    write_run_row(out, row)
     return Evaluation(f"{folder}: {len(files)} images", _columns(names), row, [out / "row.csv", out / "pictures.csv"])
 
 
@@ -326,9 +327,10 @@ def _row(
     wrong = degenerate.findings([ImageFacts(item.prompt, sha, most, size) for item, sha, most, size in known])
     if None not in files.contrasts:
         row["degenerate_images"] = degenerate.count(wrong)
-    remarks = [f"pictures from {folder.resolve()}", pairs.remark, *image_files.remarks(files.traits)]
-    remarks += [*(finding.text for finding in wrong), *notes(lines)]
-    return row | {"note": "; ".join(filter(None, remarks))}
+    remarks = [remark("pictures", folder=str(folder.resolve())), *pairs.remarks]
+    remarks += [Remark("files", count) for count in image_files.counted(files.traits)]
+    remarks += [*(finding.remark for finding in wrong), *score_remarks(lines)]
+    return row | {"remarks": as_json(remarks) or None}
 
 
 def _per_image(

@@ -21,7 +21,7 @@ from specbench.config.run_config import RunConfig
 from specbench.errors import RunError, UsageError
 from specbench.harness.log import logging_to
 from specbench.rows import timing
-from specbench.rows.csv_files import to_csv
+from specbench.rows.csv_files import ROW, write_run_row
 from specbench.rows.journal import TIMINGS, Journal, Record, TimingJournal
 from specbench.rows.provenance import MAY_CHANGE, RunMetadata, decoding_hash
 from specbench.rows.scores import ScoreJournal
@@ -95,7 +95,7 @@ class RunFolder:
         self.config, self.metadata_file = path / "config.yaml", path / "run.json"
         self.records, self.baseline_records = path / "records.jsonl", path / "baseline.jsonl"
         self.scores, self.timings = path / "scores.jsonl", path / TIMINGS
-        self.row, self.sheet = path / "row.csv", path / "contact_sheet.png"
+        self.row, self.sheet = path / ROW, path / "contact_sheet.png"
         self.failures = path / "failures.jsonl"  # images that could not be decoded, one per line
         self.lock = path / ".lock"
 
@@ -240,12 +240,8 @@ class RunFolder:
         return failures
 
     def write_row(self, row: Mapping[str, Any]) -> bool:
-        """Writes row.csv. Returns whether it changed."""
-        text = to_csv([row]).encode()
-        if self.row.exists() and content(self.row) == text:
-            return False
-        write_atomically(self.row, text)
-        return True
+        """Writes row.csv and details.json. Returns whether one of them changed."""
+        return write_run_row(self.path, row)
 
 
 def _may_grow(stored: object, config: RunConfig) -> bool:

@@ -11,16 +11,17 @@ from typing import Any
 from specbench import data
 from specbench.config import indices, registry
 from specbench.errors import UsageError
+from specbench.rows.remark import Remark, free, remark
 from specbench.storage import image_files
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Images and their items, paired by position; remark: a note for the row."""
+    """Images and their items, paired by position; remarks: for the row."""
 
     paths: list[Path]
     items: list[data.Item]
-    remark: str = ""
+    remarks: Sequence[Remark] = ()
 
 
 def pair(
@@ -56,7 +57,7 @@ def pair(
     except UsageError as e:
         if reading or "prompts" in requested:
             raise
-        return Pairs(paths, unpaired, f"not paired with prompts, which no metric here reads ({e})")
+        return Pairs(paths, unpaired, (remark("not_paired", reason=str(e)),))
 
 
 def _pair_by_name(folder: Path, paths: list[Path], items: Sequence[data.Item], partial: bool) -> Pairs:
@@ -97,12 +98,13 @@ def _pair_by_name(folder: Path, paths: list[Path], items: Sequence[data.Item], p
             f"{' and '.join(faults)}: name each image by the id of its prompt, and give the prompts of these images"
             + (f"; {offset}" if offset else " (or partial=true)" if not unmatched and matches else "")
         )
-    remarks = [f"{len(missing)} of {len(items)} prompts have no image", offset] if missing else []
+    remarks = [remark("prompts_without", missing=len(missing), prompts=len(items))] if missing else []
+    remarks += [free(offset)] if missing and offset else []
     paired = [(item, image) for item in items for image in sorted(matches.get(item.index, {}).items())]
     if others := sum(path in made and made[path].prompt != item.prompt for item, (_, path) in paired):
-        remarks.append(f"{others} of {len(paired)} images were decoded from another prompt than the one they are with")
+        remarks.append(remark("other_prompts", images=others, of=len(paired)))
     numbered = [replace(item, index=item.index + number * indices.STRIDE) for item, (number, _) in paired]
-    return Pairs([path for _, (_, path) in paired], numbered, "; ".join(filter(None, remarks)))
+    return Pairs([path for _, (_, path) in paired], numbered, remarks)
 
 
 def _stated(

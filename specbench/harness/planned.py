@@ -16,6 +16,7 @@ from specbench.config.run_config import RunConfig
 from specbench.errors import RunError, UsageError, plain
 from specbench.rows import provenance
 from specbench.rows.csv_files import as_cells
+from specbench.rows.remark import remarks_of
 from specbench.storage.files import sha256
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class PlannedRun:
     def _is_missing(self, row: Row, name: str) -> bool:
         if name == SECONDS:
             return self.timed and row.get(name) == "false"
-        known = row.get(name) or name in (row.get("note") or "")
+        known = row.get(name) or any(remark.column == name for remark in remarks_of(row))
         return bool(self.config.get("emitted_draws")) and not known
 
     def with_newest(self, rows: Sequence[Row]) -> Self:

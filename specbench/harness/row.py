@@ -11,12 +11,12 @@ from specbench import data
 from specbench.config import indices, parameters
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
-from specbench.rows import degenerate, provenance, summary, timing
+from specbench.rows import degenerate, provenance, remark, summary, timing
 from specbench.rows.columns import COLUMNS, stderr_of
 from specbench.rows.journal import Journal, Record
 from specbench.rows.provenance import RunMetadata
 from specbench.rows.remarks import emitted_remarks, measurement_remarks, unread_remarks
-from specbench.rows.scores import ScoreLine, notes, score_columns
+from specbench.rows.scores import ScoreLine, score_columns, score_remarks
 
 
 def row(
@@ -58,10 +58,11 @@ def row(
     remarks = measurement_remarks(config, sessions, columns) + emitted_remarks(config, records)
     remarks += unread_remarks(record.unread for record in records if not indices.repeat_of(record.index))
     if metadata.smallest_batch:
-        remarks.append(f"memory was too small: some images were decoded in batches of {metadata.smallest_batch}")
+        remarks.append(remark.remark("smaller_batches", batch=metadata.smallest_batch))
     wrong = degenerate.of_records(records)
     columns["degenerate_images"] = degenerate.count(wrong)
-    columns["note"] = "; ".join([*remarks, *(finding.text for finding in wrong), *notes(scores)])
+    remarks += [*(finding.remark for finding in wrong), *score_remarks(scores)]
+    columns["remarks"] = remark.as_json(remarks) or None
     return columns
 
 

@@ -39,9 +39,9 @@ from specbench.harness.folder import (
     stored,
 )
 from specbench.harness.log import LOG, say
-from specbench.harness.scoring import Scoring
+from specbench.harness.scoring import Request, Scoring
 from specbench.harness.worker import Loader
-from specbench.rows import report_text, timing, trackers
+from specbench.rows import remark, report_text, timing, trackers
 from specbench.rows.csv_files import as_read
 from specbench.rows.journal import Record, TimingJournal, read_of
 from specbench.rows.scores import ScoreLine
@@ -135,12 +135,12 @@ def _remove(new: Sequence[Path]) -> None:
 @dataclass(frozen=True)
 class Start:
     """What a run finds when it starts: the records in its folder, its prompts, one per image ([]: a complete run whose
-    file of prompts is gone), and its metrics with their fingerprints. decodes: whether images are missing, or are to be
+    file of prompts is gone), and its metrics with their requests. decodes: whether images are missing, or are to be
     timed again."""
 
     records: RunRecords
     items: list[data.Item]
-    requests: Mapping[str, str]
+    requests: Mapping[str, Request]
     decodes: bool
 
 
@@ -200,7 +200,7 @@ def _run(config: RunConfig, folder: RunFolder, start: Start, loader: Loader, ask
     if asked != folder.metadata().asked:
         folder.update_metadata(asked=asked)
     if start.decodes:
-        _announce_unmeasured(config, start.requests)
+        _announce_unmeasured(start.requests)
         items = items or recorded_prompts(records.wanted_records[0], config)
         Execution(config, folder, loader).decode_missing(records, items)
     decoded, scorer = time.time(), Scoring(config, start.requests, folder.path)
@@ -384,8 +384,8 @@ def _write_partial_row(config: RunConfig, folder: RunFolder, records: RunRecords
     part = part.changed(metrics=scored)
     columns = row.row(part, folder.metadata(), method, vanilla, lines, records.again.lines)
     if len(wanted) < config.images:
-        stopped = f"stopped after {len(wanted)} of {config.images} images"
-        columns["note"] = "; ".join(filter(None, [stopped, columns["note"]]))
+        stopped = remark.remark("stopped", done=len(wanted), images=config.images)
+        columns["remarks"] = [*remark.as_json([stopped]), *(columns["remarks"] or [])]
     return len(wanted) if folder.write_row(columns) else 0
 
 
@@ -402,11 +402,11 @@ def _track(outcome: RunOutcome) -> None:
     say(f"log={name}: {where}")
 
 
-def _announce_unmeasured(config: RunConfig, requests: Mapping[str, str]) -> None:
+def _announce_unmeasured(requests: Mapping[str, Request]) -> None:
     """Prints before the work starts which metrics will have no value."""
-    for name, fingerprint in requests.items():
-        if scoring.is_unmeasured(fingerprint):
-            say(f"{name} {fingerprint}")
+    for name, request in requests.items():
+        if not request.is_measurable:
+            say(f"{name} cannot be measured here: {request.fingerprint}")
 
 
 def _load_pipeline(cfg: Mapping[str, Any]) -> BasePipeline:

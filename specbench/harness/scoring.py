@@ -24,7 +24,14 @@ from specbench.rows.scores import Score, ScoreJournal, ScoreLine, Side, images_f
 from specbench.storage import origin
 from specbench.storage.package import __version__
 
-_UNMEASURED = "cannot be measured here: "
+
+@dataclass(frozen=True)
+class Request:
+    """A metric that a row asks for. fingerprint: everything that determines its value besides the images and prompts,
+    or why it has no value here; is_measurable: which of the two."""
+
+    fingerprint: str
+    is_measurable: bool = True
 
 
 def scoring_device(device: str) -> str:
@@ -35,19 +42,14 @@ def scoring_device(device: str) -> str:
     return "cpu" if resolved == "mps" else resolved  # mps has no float64
 
 
-def metric_fingerprint(name: str, context: metrics.ScoringContext) -> str:
-    """Everything that determines the value of a metric besides the images and prompts, or the reason why it has no
-    value here. UsageError if a plug-in's metric fills a column with another meaning."""
+def request(name: str, context: metrics.ScoringContext) -> Request:
+    """The request for a metric. UsageError if a plug-in's metric fills a column with another meaning."""
     if reserved := TAKEN.intersection(parameters.metric_columns(name)):
         raise UsageError(f"metric {name} fills the column {min(reserved)}, which every row has already; rename it")
     try:
-        return metrics.metric(name, context).fingerprint()
+        return Request(metrics.metric(name, context).fingerprint())
     except metrics.Unavailable as e:
-        return f"{_UNMEASURED}{e}"
-
-
-def is_unmeasured(fingerprint: str) -> bool:
-    return fingerprint.startswith(_UNMEASURED)
+        return Request(str(e), is_measurable=False)
 
 
 class RecordedImages:
@@ -85,10 +87,10 @@ def of_records(side: Side, journal: Journal, records: Sequence[Record], load: Ca
     return ImageSet(side, images, load, images_fingerprint(images.digests), prompts_fingerprint(records))
 
 
-def requests(cfg: Mapping[str, Any]) -> dict[str, str]:
-    """Metric -> its fingerprint today, of the metrics that a configuration asks for."""
+def requests(cfg: Mapping[str, Any]) -> dict[str, Request]:
+    """Metric -> its request today, of the metrics that a configuration asks for."""
     context = metrics.scoring_context(cfg)
-    return {name: metric_fingerprint(name, context) for name in cfg["metrics"]}
+    return {name: request(name, context) for name in cfg["metrics"]}
 
 
 def joined(earlier: Sequence[str], requested: Sequence[str]) -> list[str]:
@@ -111,7 +113,7 @@ class Scoring:
     def __init__(
         self,
         cfg: Mapping[str, Any],
-        requests: Mapping[str, str],
+        requests: Mapping[str, Request],
         folder: Path,
         device: str | None = None,
         batch: int | None = None,
@@ -139,9 +141,9 @@ class Scoring:
         """Metric -> its line with today's fingerprint; a missing line is computed and appended. For a metric that
         cannot be measured here, the newest line with a value."""
         lines = {}
-        for name, text in self._requests.items():
+        for name, wanted in self._requests.items():
             key = image_set.side, image_set.fingerprint, image_set.prompts
-            if (line := _stored_line(self.journal, name, text, key)) is not None:
+            if (line := _stored_line(self.journal, name, wanted, key)) is not None:
                 lines[name] = line
         if todo := [name for name in self._requests if name not in lines]:
             say(f"scoring{' the baseline' if image_set.side == 'vanilla' else ''}: {', '.join(todo)}")
@@ -166,7 +168,7 @@ class Scoring:
             if not (line.is_measured and other.is_measured) or line.fingerprint != other.fingerprint:
                 continue
             difference = self.journal.newest(name, "difference", images, method.prompts, line.fingerprint)
-            if difference is None and self._requests[name] == line.fingerprint:
+            if difference is None and self._requests[name].fingerprint == line.fingerprint:
                 stderr = metrics.difference_stderr(name, method, baseline, self._context(), self.cache)
                 columns = _minus(line.columns, other.columns, stderr)
                 difference = self._append(name, "difference", method, images, columns)
@@ -186,7 +188,7 @@ class Scoring:
     ) -> ScoreLine:
         """Appends a line to the journal; images: the fingerprint."""
         plugins = parameters.plugins_of({"metrics": [name]})
-        fingerprint, count = self._requests[name], len(image_set.images)
+        fingerprint, count = self._requests[name].fingerprint, len(image_set.images)
         origins = plugins, __version__, self._commit
         line = ScoreLine(name, side, count, images, image_set.prompts, fingerprint, columns, *origins, provenance.utc())
         self.journal.add(line)
@@ -200,29 +202,29 @@ def _minus(method: Mapping[str, Score], baseline: Mapping[str, Score], stderr: f
     for column, score in method.items():
         other = baseline[column].value
         value = None if score.value is None or other is None else score.value - other
-        differences[column] = Score(value, None if value is None else stderr, score.backend, "")
+        differences[column] = Score(value, None if value is None else stderr, score.backend)
         stderr = None
     return differences
 
 
-def _stored_line(journal: ScoreJournal, name: str, fingerprint: str, key: tuple[Side, str, str]) -> ScoreLine | None:
+def _stored_line(journal: ScoreJournal, name: str, wanted: Request, key: tuple[Side, str, str]) -> ScoreLine | None:
     """The stored line for a request: the one with today's fingerprint or, if the metric cannot be measured here, the
     newest one with a value. key: the side, and the fingerprints of images and prompts."""
-    measured = journal.newest(name, *key) if is_unmeasured(fingerprint) else None
-    return measured or journal.newest(name, *key, fingerprint)
+    measured = None if wanted.is_measurable else journal.newest(name, *key)
+    return measured or journal.newest(name, *key, wanted.fingerprint)
 
 
 def stored_lines(
-    requests: Mapping[str, str], journal: ScoreJournal, records: Sequence[Record], vanilla: Sequence[Record] | None
+    requests: Mapping[str, Request], journal: ScoreJournal, records: Sequence[Record], vanilla: Sequence[Record] | None
 ) -> list[ScoreLine]:
     """The stored lines for a request, for the images of some records and for their differences from vanilla AR.
     Computes none. If no line has today's fingerprint, the newest line with a value is used."""
     images, prompts = images_fingerprint(r.sha256 for r in records), prompts_fingerprint(records)
     pair = None if vanilla is None else images_fingerprint([images, images_fingerprint(r.sha256 for r in vanilla)])
     lines = []
-    for name, text in requests.items():
+    for name, wanted in requests.items():
         key: tuple[Side, str, str] = "method", images, prompts
-        line = _stored_line(journal, name, text, key) or journal.newest(name, *key)
+        line = _stored_line(journal, name, wanted, key) or journal.newest(name, *key)
         if line is not None:
             lines.append(line)
             difference = pair and journal.newest(name, "difference", pair, prompts, line.fingerprint)

@@ -14,7 +14,7 @@ from specbench.config import indices
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
 from specbench.harness.folder import RunFolder, stored
-from specbench.rows import timing
+from specbench.rows import remark_text, timing
 from specbench.rows.csv_files import read_rows
 from specbench.rows.degenerate import of_records
 from specbench.rows.journal import Record, read_records
@@ -76,7 +76,7 @@ def of_run(path: Path) -> Status:
         baseline,
         None if None in times else together([0.0, *(time for time in times if time)]),
         _failures(folder, {cfg["method"]: method, "vanilla": vanilla}) if passes else [],
-        [finding.text for finding in of_records([method[i] for i in wanted if i in method])],
+        [remark_text.text(finding.remark) for finding in of_records([method[i] for i in wanted if i in method])],
         sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
     )
 

@@ -32,6 +32,7 @@ from specbench.metrics.base import (
     over_prompts,
 )
 from specbench.metrics.outputs import OutputCache, Outputs, image_key
+from specbench.rows.remark import Remark, remark
 from specbench.rows.summary import mean
 from specbench.storage import home, image_files
 from specbench.storage.progress import tqdm
@@ -127,7 +128,7 @@ def score(
     """Column -> score, for the named metrics, over images (N) and their items (N), paired by position.
 
     One batch of images is in memory at a time. Scorer outputs are read from `cached`, and new outputs are added to it.
-    If a metric cannot be measured here, or on these images, its scores have the value None and a note with the reason.
+    If a metric cannot be measured here, or on these images, its scores have the value None and a remark on the reason.
     The order of the pairs does not matter and, on a CPU, neither does `context.batch`.
 
     Raises UsageError for an unknown name, for two metrics with the same column and for an image that cannot be read;
@@ -142,8 +143,8 @@ def score(
     groups: dict[str, dict[str, Metric]] = {}  # scorer -> the metrics that share it, by name
     scores: dict[str, tuple[Score, ...]] = {}
 
-    def unmeasured(name: str, note: str, backend: str = "") -> None:
-        scores[name] = (Score.unmeasured(note, backend),) * len(parameters.metric_columns(name))
+    def unmeasured(name: str, reason: str | Remark, backend: str = "") -> None:
+        scores[name] = (Score.unmeasured(reason, backend),) * len(parameters.metric_columns(name))
 
     for name in names:
         requested = metric(name, context)
@@ -153,7 +154,7 @@ def score(
             unmeasured(name, str(e))
             continue
         if not len(images):
-            unmeasured(name, "no images")
+            unmeasured(name, remark("no_images"))
         elif reason := requested.refuses(hashed, items):
             unmeasured(name, reason, cache_key)
         else:
@@ -221,7 +222,7 @@ def _finite(score: Score) -> Score:
     """A score of NaN or inf becomes an unmeasured score."""
     if score.value is None or math.isfinite(score.value):
         return score
-    return Score.unmeasured("; ".join(filter(None, [f"the value is {score.value}", score.note])), score.backend)
+    return Score(None, None, score.backend, (remark("not_finite", value=str(score.value)), *score.remarks))
 
 
 class _HashedImages:

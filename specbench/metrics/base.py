@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 
 from specbench.errors import UsageError, unknown
+from specbench.rows.remark import Remark, remark
 from specbench.rows.scores import Score as Score
 from specbench.rows.summary import mean
 
@@ -138,7 +139,7 @@ class Metric(ABC):
         """The scorer, loaded on the context's device. Raises Unavailable, or UsageError for wrong weights."""
 
     def refuses(self, images: Images, items: Sequence[PromptItem]) -> str:
-        """Why these images and items cannot be scored, as a note; empty if they can. May be costly."""
+        """Why these images and items cannot be scored; empty if they can. May be costly."""
         return ""
 
     @abstractmethod
@@ -164,7 +165,7 @@ class MeanMetric(Metric):
     """The mean over images of the scorer's first output."""
 
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
-        return (Score(*mean(self.per_image(outputs).tolist()), self.backend(), self.note(outputs, items)),)
+        return (Score(*mean(self.per_image(outputs).tolist()), self.backend(), self.remarks(outputs, items)),)
 
     def per_image(self, outputs: np.ndarray) -> np.ndarray:
         return outputs[:, 0].astype(np.float64)
@@ -173,9 +174,9 @@ class MeanMetric(Metric):
         """See `Score`."""
         return self.cache_key
 
-    def note(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> str:
+    def remarks(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> Sequence[Remark]:
         """See `Score`."""
-        return ""
+        return ()
 
 
 def by_prompt(items: Sequence[PromptItem]) -> list[int] | None:
@@ -217,14 +218,13 @@ def chosen(metric: type[Metric], options: Mapping[str, Any], known: Mapping[str,
     return {**known, **options}
 
 
-def cut_captions(cut: int, count: int, tokens: int) -> str:
-    """The note that a network reads at most `tokens` tokens and so cuts off the end of `cut` of `count` captions."""
-    return f"{cut} of {count} captions have more than {tokens} tokens and lose their end" if cut else ""
+def cut_captions(cut: int, count: int, tokens: int) -> list[Remark]:
+    """The remark that a network reads at most `tokens` tokens and so cuts off the end of `cut` of `count` captions."""
+    return [remark("cut_captions", cut=cut, captions=count, tokens=tokens)] * (cut > 0)
 
 
 def not_below_zero(score: Score) -> tuple[Score, ...]:
-    """A mean cosine as CLIP score defines it: 0 if it is negative, with a note."""
+    """A mean cosine as CLIP score defines it: 0 if it is negative, with a remark."""
     if score.value is None or score.value >= 0:
         return (score,)
-    note = "; ".join(filter(None, ["the mean cosine is negative, which counts as 0", score.note]))
-    return (replace(score, value=0.0, note=note),)
+    return (replace(score, value=0.0, remarks=(remark("negative"), *score.remarks)),)

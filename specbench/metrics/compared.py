@@ -10,7 +10,7 @@ import hashlib
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -18,7 +18,9 @@ from specbench.errors import UsageError
 from specbench.metrics import reference as references
 from specbench.metrics.base import Images, Metric, PromptItem, Score, Unavailable
 from specbench.metrics.reference import ReferenceStatistics
+from specbench.rows.remark import Remark, remark
 from specbench.rows.shown import bias
+from specbench.storage import image_files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,18 +86,17 @@ class ComparedMetric(Metric):
     def backend(self) -> str:
         return f"{self.cache_key}, reference {self.reference.label}"
 
-    def against(self) -> str:
-        """Part of the note: the real images that the images are compared with."""
+    def against(self) -> Remark:
+        """The real images that the images are compared with."""
         reference, crop = self.reference, self.cache_key.partition(CROP)[2]
         if not reference.cache_key:
-            return f"against the statistics in {reference.name}, which do not name their feature extractor"
-        moments = reference.provenance.get("moments")
-        text = f"against {f'the moments in {moments} and ' if moments else ''}{reference.count} real images of"
-        text += f" {reference.name}"
+            return remark("against", reference=reference.name)
+        values: dict[str, Any] = {"reference": reference.name, "count": reference.count}
+        values |= {"moments": str(moments)} if (moments := reference.provenance.get("moments")) else {}
+        values |= {"files_with": files} if (files := _counts(reference.provenance.get("files_with"))) else {}
         if (reference_crop := reference.cache_key.partition(CROP)[2]) != crop:
-            text += f" with crop {reference_crop or 'null'}, these with crop {crop or 'null'}"
-        remarks = reference.provenance.get("remarks")
-        return text + (f" ({remarks})" if isinstance(remarks, str) and remarks.isprintable() and remarks else "")
+            values |= {"crop": crop, "reference_crop": reference_crop}
+        return Remark("against", values)
 
     def features_of(self, outputs: np.ndarray) -> Tensor:
         """The features (N, width) float32 of a scorer's outputs."""
@@ -111,12 +112,11 @@ class FrechetMetric(ComparedMetric):
         from specbench.metrics import frechet
 
         if len(outputs) < 2:
-            return (Score.unmeasured("a Fréchet distance needs at least two images", self.backend()),)
+            return (Score.unmeasured(remark("needs_two", statistic="a Fréchet distance"), self.backend()),)
         features, real = self.features_of(outputs[order(outputs, items)]), self._real()
         value = frechet.distance(features.double(), real)
         error = frechet.standard_error(features, real.mean, real.covariance)
-        note = "; ".join(filter(None, [self.against(), bias(len(outputs), self.width)]))
-        return (Score(value, error, self.backend(), note),)
+        return (Score(value, error, self.backend(), (self.against(), *bias(len(outputs), self.width))),)
 
     def influences(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray | None:
         from specbench.metrics import frechet
@@ -132,6 +132,14 @@ class FrechetMetric(ComparedMetric):
 
         mean, covariance = torch.from_numpy(self.reference.mean), torch.from_numpy(self.reference.covariance)
         return frechet.Moments.given(mean, covariance)
+
+
+def _counts(stated: object) -> list[dict[str, Any]]:
+    """The counts of image files in a provenance, see `image_files.counted`; [] if it has others."""
+    counts = [c for c in stated if isinstance(c, dict)] if isinstance(stated, list) else []
+    known = {"trait": str, "count": int, "images": int}
+    right = [c for c in counts if c.keys() == known.keys() and all(type(c[k]) is t for k, t in known.items())]
+    return [c for c in right if c["trait"] in image_files.TRAITS]
 
 
 def order(outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray:

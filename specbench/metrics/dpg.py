@@ -10,7 +10,7 @@ The arithmetic follows dpg_bench/compute_dpg_bench.py of TencentQQGYLab/ELLA@3c2
   prompt only. The category is the text before "(" in the column tuple; its class is the text before "-".
 - The first row below the table's header is not read.
 - If a question has a parent that is not in the table, the published code cannot score the image and omits it from all
-  means. The images of such a prompt are omitted here, too; the note counts them.
+  means. The images of such a prompt are omitted here, too; a remark counts them.
 
 The published code cuts the four images of a prompt out of a grid (images_per_prompt=4). Here they are separate files.
 """
@@ -43,6 +43,7 @@ from specbench.metrics.base import (
     chosen,
 )
 from specbench.rows import summary
+from specbench.rows.remark import Remark, remark
 from specbench.storage.files import cached_sha256
 from specbench.storage.reading import read_text
 
@@ -183,18 +184,15 @@ class DPG(Metric):
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         scored = np.flatnonzero(~np.isnan(outputs[:, 0])).tolist()
         if not scored:
-            unmeasured = Score.unmeasured(
-                "no prompt has all the questions that its questions depend on", self.cache_key
-            )
-            return (unmeasured,) * (1 + len(CLASSES))
+            return (Score.unmeasured(remark("dpg_missing"), self.cache_key),) * (1 + len(CLASSES))
         rows, scored_items = outputs[scored], [items[i] for i in scored]
         last_images, left_out = _last(scored_items), {item.id for item in items} - {item.id for item in scored_items}
         mean_score = summary.mean((100 * rows[:, 0]).tolist(), by_prompt(scored_items))
-        note = f"{_counts(scored_items, len(left_out))}; {self._detail(rows, scored_items, last_images)}"
+        remarks = _counts(scored_items, len(left_out)), self._detail(rows, scored_items, last_images)
         of_classes = (
             self._of_class(name, rows[last_images], [scored_items[i] for i in last_images]) for name in CLASSES
         )
-        return (Score(*mean_score, self.cache_key, note), *of_classes)
+        return (Score(*mean_score, self.cache_key, remarks), *of_classes)
 
     def _of_class(self, name: str, rows: np.ndarray, items: Sequence[PromptItem]) -> Score:
         """The mean answer to the questions of a class, over one image per prompt."""
@@ -204,16 +202,16 @@ class DPG(Metric):
             100 * float(row[1 : 1 + len(flags)][flags].sum()) for row, flags in zip(rows, map(np.array, flags_of_class))
         ]
         estimate = summary.ratio(yes, count)
-        return Score(*estimate, self.cache_key, "" if any(count) else "no prompt asks for it")
+        return Score(*estimate, self.cache_key, [remark("not_asked")] * (not any(count)))
 
-    def _detail(self, rows: np.ndarray, items: Sequence[PromptItem], last_images: Sequence[int]) -> str:
-        """The mean answer by category, as text."""
+    def _detail(self, rows: np.ndarray, items: Sequence[PromptItem], last_images: Sequence[int]) -> Remark:
+        """The mean answer by category."""
         answers: dict[str, list[float]] = {}
         for i in last_images:
             for question, answer in zip(self.table[items[i].id].values(), rows[i, 1:].tolist(), strict=False):
                 answers.setdefault(question.category, []).append(answer)
-        parts = [f"{category} {100 * np.mean(values):.2f}" for category, values in sorted(answers.items())]
-        return f"answers of each prompt's last image by category: {', '.join(parts)}"
+        means = {category: 100 * float(np.mean(values)) for category, values in sorted(answers.items())}
+        return remark("dpg_answers", categories=means)
 
 
 def _last(items: Sequence[PromptItem]) -> list[int]:
@@ -225,13 +223,16 @@ def _last(items: Sequence[PromptItem]) -> list[int]:
     return list(last.values())
 
 
-def _counts(items: Sequence[PromptItem], left_out: int) -> str:
-    """The note: how many prompts and images were scored, and the published numbers."""
+def _counts(items: Sequence[PromptItem], left_out: int) -> Remark:
+    """How many prompts and images were scored, and the published numbers."""
     images = Counter(item.id for item in items)
-    per_prompt = "/".join(map(str, sorted(set(images.values()))))
-    text = f"{len(images)} prompts of {per_prompt} images (published: {PROMPTS} of {IMAGES})"
-    return text + (
-        f", {left_out} prompts left out, whose questions depend on some that are missing" if left_out else ""
+    return remark(
+        "dpg_counts",
+        prompts=len(images),
+        per_prompt=sorted(set(images.values())),
+        left_out=left_out,
+        published_prompts=PROMPTS,
+        published_images=IMAGES,
     )
 
 

@@ -12,6 +12,7 @@ from specbench.metrics import weights
 from specbench.metrics.base import NetworkScorer, PromptItem, Score, Scorer
 from specbench.metrics.compared import ComparedMetric, FrechetMetric
 from specbench.metrics.preparation import CLIP, IMAGENET, center_square, normalised, squeezed
+from specbench.rows.remark import remark
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,7 +66,7 @@ class CMMD(weights.PublishedMetric, ComparedMetric):
         1000 (mean k(x_i, x_j) + mean k(y_i, y_j) - 2 mean k(x_i, y_j)),   k(a, b) = exp(-|a - b|^2 / 200)
 
     As in the authors' code, the means are over all pairs, including an image with itself. This adds a bias that falls
-    as 1 / N; the note gives it. The scorer's outputs are embeddings (N, 768) float32 of length 1. An image's central
+    as 1 / N; a remark gives it. The scorer's outputs are embeddings (N, 768) float32 of length 1. An image's central
     square is resized to 336 x 336 by PIL's bicubic. No Gaussian is fitted, so it needs fewer images than a Fréchet
     distance. The standard error treats the real images as fixed, as for the Fréchet distance.
     """
@@ -98,14 +99,14 @@ class CMMD(weights.PublishedMetric, ComparedMetric):
         assert real is not None
         n, m = len(outputs), len(real)
         if min(n, m) < 2:
-            return (Score.unmeasured("a kernel distance needs at least two images per side", self.backend()),)
+            return (Score.unmeasured(remark("needs_two_a_side", statistic="a kernel distance"), self.backend()),)
         within, across, reference = mean_kernel(outputs), mean_kernel(outputs, real), mean_kernel(real)
         value = SCALE * float(within.mean() + reference.mean() - 2 * across.mean())
         bias = SCALE * float((1 - within.mean()) / (n - 1) + (1 - reference.mean()) / (m - 1))
         error = float(self._influences(within, across).std(ddof=1)) / n**0.5
-        compared = f" ({m} of them are compared)" if m != self.reference.count else ""
-        note = f"{self.against()}{compared}; n = {n} adds {bias:.4f} by the pairs of an image with itself"
-        return (Score(value, error, self.backend(), note),)
+        remarks = [self.against(), *[remark("compared", images=m)] * (m != self.reference.count)]
+        remarks.append(remark("own_pairs", images=n, bias=bias))
+        return (Score(value, error, self.backend(), remarks),)
 
     def influences(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray | None:
         real = self.reference.features

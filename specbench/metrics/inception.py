@@ -31,6 +31,7 @@ from specbench.errors import UsageError, unknown
 from specbench.metrics import weights
 from specbench.metrics.base import Metric, PromptItem, Score, Scorer, ScoringContext, SingleImageScorer, chosen
 from specbench.metrics.compared import CROP, ComparedMetric, FrechetMetric, order
+from specbench.rows.remark import remark
 from specbench.storage.files import cached_sha256
 from specbench.storage.image_files import center_crop
 
@@ -199,15 +200,15 @@ class KID(InceptionFeatures):
         n, m, subsets = len(outputs), len(real), self.options["subsets"]
         size = min(self.options["subset_size"], n, m)
         if size < 2:
-            return (Score.unmeasured("a kernel distance needs at least two images per side", self.backend()),)
+            return (Score.unmeasured(remark("needs_two_a_side", statistic="a kernel distance"), self.backend()),)
         features = self.features_of(outputs[order(outputs, items)])
         result = kid_features_to_metric(
             features, torch.from_numpy(real), kid_subsets=subsets, kid_subset_size=size, rng_seed=SEED, verbose=False
         )
         drawn = result[KEY_METRIC_KID_STD] ** 2 / subsets if size < max(n, m) else 0.0
         stderr = (float(influences(features.numpy()[:MOST], real).var(ddof=1)) / n + drawn) ** 0.5
-        note = f"{self.against()}, {subsets} subsets of {size}"
-        return (Score(result[KEY_METRIC_KID_MEAN], stderr, self.backend(), note),)
+        remarks = self.against(), remark("subsets", subsets=subsets, size=size)
+        return (Score(result[KEY_METRIC_KID_MEAN], stderr, self.backend(), remarks),)
 
     def influences(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray | None:
         real = self.reference.features
@@ -258,7 +259,7 @@ class PrecisionRecall(InceptionFeatures):
         assert real is not None
         n, m, k = len(outputs), len(real), self.options["neighbours"]
         if min(n, m) <= k:
-            unmeasured = Score.unmeasured(f"precision and recall need more than {k} images per side", self.backend())
+            unmeasured = Score.unmeasured(remark("needs_neighbours", neighbours=k), self.backend())
             return unmeasured, unmeasured
         shares = prc_features_to_metric(
             self.features_of(outputs[order(outputs, items)]),
@@ -269,13 +270,11 @@ class PrecisionRecall(InceptionFeatures):
             verbose=False,
         )
         precision, recall = shares[KEY_METRIC_PRECISION], shares[KEY_METRIC_RECALL]
-        note = f"{self.against()}, {n} images to {m}"
-        if n != m:
-            note += ": both shares depend on the two numbers, compare only runs with the same"
+        remarks = [self.against(), remark("sides", images=n, real=m), *[remark("sides_differ")] * (n != m)]
         stderr = (
             math.sqrt(precision * (1 - precision) / n) if 0 < precision < 1 else None
         )  # an error of 0 would mean certainty
-        return Score(precision, stderr, self.backend(), note), Score(recall, None, self.backend(), note)
+        return Score(precision, stderr, self.backend(), remarks), Score(recall, None, self.backend(), remarks)
 
 
 class InceptionScore(InceptionMetric):
@@ -296,15 +295,11 @@ class InceptionScore(InceptionMetric):
         n, splits = len(outputs), self.options["splits"]
         backend = f"{self.cache_key}, {splits} splits"
         if n < 2 * splits:  # an image alone equals the mean of its split, so that the score would be 1
-            reason = f"an Inception Score in {splits} splits needs two images per split, {2 * splits} in all"
-            return (Score.unmeasured(reason, backend),)
+            return (Score.unmeasured(remark("needs_splits", splits=splits, least=2 * splits), backend),)
         logits = torch.from_numpy(outputs[order(outputs, items)][:, FEATURES:])
         statistics = isc_features_to_metric(logits, splits, shuffle=False)
         # torch-fidelity divides the squares by the number of splits; an unbiased estimate divides by one less
         stderr = statistics[KEY_METRIC_ISC_STD] / math.sqrt(splits - 1) if splits > 1 else None
-        note = ""
-        if n < splits * CLASSES:
-            note = (
-                f"n = {n} in {splits} splits for {CLASSES} classes: biased downwards, compare only runs of the same n"
-            )
-        return (Score(statistics[KEY_METRIC_ISC_MEAN], stderr, backend, note),)
+        few = n < splits * CLASSES
+        remarks = [remark("splits_biased", images=n, splits=splits, classes=CLASSES)] * few
+        return (Score(statistics[KEY_METRIC_ISC_MEAN], stderr, backend, remarks),)

@@ -21,6 +21,7 @@ from specbench.errors import UsageError, install
 from specbench.metrics import weights
 from specbench.metrics.base import MeanMetric, NetworkScorer, PromptItem, Scorer, Unavailable, cut_captions
 from specbench.metrics.preparation import CLIP, center_square, normalised, shortest, square
+from specbench.rows.remark import Remark
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,7 +66,7 @@ class ImageReward(weights.PublishedMetric, MeanMetric):
 
         return NetworkScorer(device, outputs)
 
-    def note(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> str:
+    def remarks(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> list[Remark]:
         from specbench.metrics import blip
 
         cut = blip.Captions(self.files[1]).too_long([item.prompt for item in items])
@@ -107,7 +108,7 @@ class PickScore(weights.PublishedMetric, MeanMetric):
 
         return NetworkScorer(device, outputs)
 
-    def note(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> str:
+    def remarks(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> list[Remark]:
         from specbench.metrics import clip
 
         return cut_captions(clip.captions().too_long([item.prompt for item in items]), len(items), 77)

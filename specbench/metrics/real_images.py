@@ -10,7 +10,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
@@ -62,15 +62,15 @@ class Folder:
         return None
 
     @cached_property
-    def remarks(self) -> list[str]:
-        return image_files.remarks([image_files.traits(path) for path in self._paths.values()])
+    def remarks(self) -> list[dict[str, str | int]]:
+        return image_files.counted([image_files.traits(path) for path in self._paths.values()])
 
 
 class Archive:
     """The images arr_0 (N, H, W, 3) uint8 of an .npz, such as ADM's VIRTUAL_imagenet256_labeled.npz. If it also has mu
     and sigma, these are used: ADM's are from all training images of ImageNet, while arr_0 has 10,000 images."""
 
-    remarks: Sequence[str] = ()
+    remarks: Sequence[Mapping[str, str | int]] = ()
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, _text(path.name)
@@ -120,7 +120,8 @@ def _text(name: str) -> str:
 
 #: Real images. name: of their folder or file; names: of the images; files: a hash of their names and contents;
 #: blocks(): the images in the order of their names, in blocks; moments(metric): the mean (d,) and covariance (d, d)
-#: that are stored with the images, if they fit the metric's features, else None; remarks: on the images' files.
+#: that are stored with the images, if they fit the metric's features, else None; remarks: on the images' files, see
+#: `image_files.counted`.
 ReferenceSource = Folder | Archive
 
 
@@ -180,7 +181,7 @@ def compute_statistics(metric: ComparedMetric, real: ReferenceSource, data: str,
         "folder": real.name,
         "images": n,
         "files": real.files,
-        "remarks": "; ".join(real.remarks),
+        "files_with": [dict(count) for count in real.remarks],
         "moments": real.name if stored_moments else "",
         "cache_key": metric.cache_key,
         "crop": metric.options.get("crop"),

@@ -7,8 +7,9 @@ Arrays of a file that `specbench reference` writes:
     count       () int64              images
     features    (m, d) float32        of at most 10,000 of the images, for KID, CMMD, precision and recall
     provenance  () text               JSON: data, folder, images, files (a hash of their names and contents),
-                                      remarks (on these files), moments (the file that mu and sigma come from if not
-                                      from the images), cache_key (of the feature extractor), crop, specbench, commit,
+                                      files_with (see image_files.counted), moments (the file that mu and
+                                      sigma come from if not from the images), cache_key (of the
+                                      feature extractor), crop, specbench, commit,
                                       date
 
 Files with only mu and sigma can be read, too: ADM's VIRTUAL_imagenet256_labeled.npz (its other arrays are ignored) and

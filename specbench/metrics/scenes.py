@@ -28,6 +28,7 @@ from specbench.metrics.base import (
     cut_captions,
     not_below_zero,
 )
+from specbench.rows.remark import Remark, remark
 from specbench.rows.shown import bias
 
 if TYPE_CHECKING:
@@ -126,20 +127,20 @@ class ScenesFID(EmbeddedMetric):
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         n, d = outputs.shape
         if n < 2:
-            return (Score.unmeasured("a Fréchet distance needs at least two images", self.cache_key),)
+            return (Score.unmeasured(remark("needs_two", statistic="a Fréchet distance"), self.cache_key),)
         import torch
 
         from specbench.metrics import frechet
 
         reference, single = self._reference(items)
-        notes = [f"against {reference.count} real validation images{' of one object' if single else ''}"]
+        remarks = [remark("against_single" if single else "against_validation", count=reference.count)]
         if strangers := sum(not self.world.describes(item.labels) for item in items):
-            notes.append(f"{strangers} of {n} prompts are not of {self.world.name}, the real images are")
-        notes += filter(None, [bias(n, d)])
+            remarks.append(remark("strangers", strangers=strangers, images=n, world=self.world.name))
+        remarks += bias(n, d)
         features = torch.from_numpy(outputs).double()
         value = frechet.distance(features, reference)
         stderr = frechet.standard_error(features, reference.mean, reference.covariance)
-        return (Score(value, stderr, reference.backend, "; ".join(notes)),)
+        return (Score(value, stderr, reference.backend, remarks),)
 
     def influences(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray | None:
         import torch
@@ -196,12 +197,10 @@ class ScenesClip(EmbeddedMetric, MeanMetric):
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         return not_below_zero(*super().score(outputs, items))
 
-    def note(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> str:
+    def remarks(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> list[Remark]:
         cut = sum(self.towers.text.unread(item.prompt) > 0 for item in items)
-        notes = [cut_captions(cut, len(items), self.towers.cfg.max_words)]
-        if all(map(of_classes, items)):
-            notes.append("the prompts are names of classes, the model has seen whole captions: compare only such runs")
-        return "; ".join(filter(None, notes))
+        remarks = cut_captions(cut, len(items), self.towers.cfg.max_words)
+        return remarks + [remark("class_names")] * all(map(of_classes, items))
 
 
 def readable(towers: TwoTower, caption: str) -> bool:
@@ -246,13 +245,11 @@ class ScenesInceptionScore(EmbeddedMetric):
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         n, classes = outputs.shape
         if n < 2:
-            return (Score.unmeasured("an Inception Score needs at least two images", self.cache_key),)
+            return (Score.unmeasured(remark("needs_two", statistic="an Inception Score"), self.cache_key),)
         divergence = divergences(outputs)
         value = math.exp(divergence.mean())
-        note = f"of {classes} classes of shape and colour"
-        if n < 10 * classes:
-            note += f"; n = {n}: biased downwards, compare only runs of the same n"
-        return (Score(value, value * float(divergence.std(ddof=1)) / math.sqrt(n), self.cache_key, note),)
+        remarks = [remark("classes", classes=classes)] + [remark("classes_biased", images=n)] * (n < 10 * classes)
+        return (Score(value, value * float(divergence.std(ddof=1)) / math.sqrt(n), self.cache_key, remarks),)
 
     def influences(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray | None:
         """The influence of an image on the mean divergence is its own divergence minus the mean. This includes its
@@ -281,7 +278,7 @@ class ScenesReward(EmbeddedMetric, MeanMetric):
 
     1: the reader is certain of all attributes; 0: no better than chance; negative: it is certain of something else (an
     attribute then counts -1/(K_a - 1)). In a mean of log-probabilities, one confident contradiction would outweigh a
-    dozen correct attributes, and the network's calibration would set the scale. The note gives the share of attributes
+    dozen correct attributes, and the network's calibration would set the scale. A remark gives the share of attributes
     whose most probable choice is the stated one ("attribute accuracy"). A class of scenes states three attributes: that
     there is one object, its shape and its colour.
 
@@ -311,12 +308,11 @@ class ScenesReward(EmbeddedMetric, MeanMetric):
             return ""
         return f"these prompts come without labels of {self.world.name}, so there are no attributes to compare with"
 
-    def note(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> str:
+    def remarks(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> list[Remark]:
         correct = outputs[:, 1:].astype(np.float64)
-        note = f"attribute accuracy {np.nanmean(correct):.4f}"
+        values: dict[str, Any] = {"accuracy": float(np.nanmean(correct))}
         if all(map(of_classes, items)):
             stated = [a for a in range(correct.shape[1]) if not np.isnan(correct[:, a]).all()]
             names = list(scenes.ATTRIBUTES)
-            parts = ", ".join(f"{names[a]} {np.nanmean(correct[:, a]):.4f}" for a in stated)
-            note += f" over the class's attributes alone: {parts}"
-        return note
+            values["stated"] = {names[a]: float(np.nanmean(correct[:, a])) for a in stated}
+        return [Remark("attributes", values)]

@@ -22,6 +22,7 @@ from specbench.metrics.base import Images, Metric, PromptItem, Score, SingleImag
 from specbench.metrics.preparation import CLIP, normalised, square
 from specbench.metrics.scenes import EmbeddedMetric, EmbeddedScorer
 from specbench.rows import summary
+from specbench.rows.remark import remark
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -99,16 +100,15 @@ class TaskMetric(Metric):
         for column in solved.T:
             posed = ~np.isnan(column)
             share = summary.ratio(np.where(posed, column, 0).tolist(), posed.tolist(), groups)
-            scores.append(Score(share.value, share.stderr, backend, "" if posed.any() else "no prompt poses it"))
+            scores.append(Score(share.value, share.stderr, backend, [remark("not_posed")] * (not posed.any())))
         if missing := [task for task, score in zip(TASKS, scores, strict=True) if score.value is None]:
-            why = f"the mean of all tasks, and no prompt poses {', '.join(missing)}"
-            return (Score.unmeasured(why, backend), *scores)
+            return (Score.unmeasured(remark("tasks_missing", tasks=missing), backend), *scores)
         influences, value = _influences(solved), float(np.mean([score.value for score in scores]))
         spread = summary.mean(influences.tolist(), groups)
-        counts = ", ".join(map(str, (~np.isnan(solved)).sum(0)))
+        counts = (~np.isnan(solved)).sum(0).tolist()
         # A task with a single prompt has no error; then the mean has no error either.
         error = None if any(score.stderr is None for score in scores) else spread.stderr
-        return (Score(value, error, backend, f"mean of the {len(TASKS)} tasks of {counts} images"), *scores)
+        return (Score(value, error, backend, [remark("tasks", images=counts)]), *scores)
 
     def backend(self) -> str:
         """See `Score`."""

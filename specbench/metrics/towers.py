@@ -29,6 +29,7 @@ from specbench.metrics.base import (
     cut_captions,
     not_below_zero,
 )
+from specbench.rows.remark import Remark
 from specbench.storage.image_files import center_crop
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class TowersMetric(MeanMetric):
         scale = self.options["scale"]
         return self.cache_key if scale == 1 else f"{self.cache_key}, x{scale}"
 
-    def note(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> str:
+    def remarks(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> list[Remark]:
         cut = too_long([self.prefix + item.prompt for item in items])
         return cut_captions(cut, len(items), 77)
 
@@ -198,7 +199,7 @@ class ClipScore(TowersMetric):
                              evaluation of LANTERN, eval_fid_clip.py, which converts to float and truncates)
 
     A caption of more than 77 tokens is cut off but keeps its end token, as in OpenAI's and LANTERN's code. torchmetrics
-    drops the end token, so such captions score differently there; the note counts them.
+    drops the end token, so such captions score differently there; a remark counts them.
     """
 
     files = FILES

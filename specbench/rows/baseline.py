@@ -12,6 +12,7 @@ from specbench.rows import degenerate, selection, summary, timing
 from specbench.rows.columns import COLUMNS, METRICS
 from specbench.rows.csv_files import as_read
 from specbench.rows.journal import Record, read_records
+from specbench.rows.remark import as_json, remark
 from specbench.rows.scores import ScoreJournal, images_fingerprint, prompts_fingerprint, score_columns
 from specbench.rows.shown import MACHINE
 
@@ -75,7 +76,7 @@ def _of_vanilla(row: Row) -> dict[str, Any]:
         "weights": str(row["weights"] or "").partition("+")[0] or None,  # without the drafter's weights
         "run_id": row["baseline_run_id"],
         "baseline_run_id": row["baseline_run_id"],
-        "note": f"decoded by run {row['run_id']} for comparison",
+        "remarks": as_json([remark("for_comparison", run=row["run_id"])]),
     }
 
 

@@ -156,6 +156,18 @@ _ESTIMATES = frozenset(
 )
 
 
+#: Columns of `_SPEED` that a person reads in a file of rows, each with its standard error.
+_MAIN_STATISTICS = frozenset(
+    name
+    for estimate in (
+        "accepted_length_mean accepted_length_std steps step_compression acceptance_rate draft_acceptance_rate"
+        " draft_tokens timed_pairs timing_valid latency_s_mean latency_s_std latency_s_p50 latency_s_p95 tokens_per_s"
+        " images_per_s speedup_latency speedup_throughput speedup_step baseline_run_id peak_memory_mib".split()
+    )
+    for name in (estimate, f"{estimate.removesuffix('_mean')}_stderr")
+)
+
+
 _WHERE = {
     "device": "device that decoded",
     "device_name": "its name",
@@ -209,7 +221,7 @@ _OWN_MEANINGS = {
     "emitted_tv": "total variation between the distribution that a token is emitted from and the target's, mean over"
     " all tokens; see decoding.emitted",
     "emitted_kl": "KL divergence between the same distributions in nats, KL(emitted || target), mean over all tokens;"
-    " empty if it is infinite (the note says so)",
+    " empty if it is infinite (a remark says so)",
     "timing": "whether the seconds were measured; if not, the columns in seconds are empty",
 }
 #: Every column of a row, in order, with its meaning. The only definition of the format.
@@ -234,11 +246,22 @@ COLUMNS: dict[str, str] = {
     },
     **_STATISTICS,
     **_WHERE,
-    "note": "remarks on the measurement",
+    "remarks": "remarks on the measurement, see rows.remark",
 }
 COLUMNS |= _OWN_MEANINGS  # the order of the columns does not change
+#: The further columns of metrics with several columns, whose backend is the first one's.
+_FURTHER = frozenset(column for name in parameters.single_metrics() for column in parameters.metric_columns(name)[1:])
+_IN_DETAILS = frozenset(
+    [name for name in _STATISTICS if name not in (*_MAIN_STATISTICS, *METRICS)]
+    + [f"{m}{suffix}" for m in METRICS for suffix in _against_vanilla(m)]
+    + [f"{m}_backend" for m in _FURTHER]
+    + ["remarks"]
+)
+#: The columns of a CSV file. The others are in the JSON object of its last column, "details"; in a run's folder they
+#: are in details.json.
+MAIN = tuple(name for name in COLUMNS if name not in _IN_DETAILS)
 #: Columns that a plug-in's metric may not fill: every row has them already.
-TAKEN = frozenset(METRICS) & {*_IDENTITY, *_STATISTICS, *_WHERE, "prompts_hash", "resolution", "tokens", "note"}
+TAKEN = frozenset(METRICS) & {*_IDENTITY, *_STATISTICS, *_WHERE, "prompts_hash", "resolution", "tokens", "remarks"}
 
 
 #: Columns of seconds, with their spreads: they depend on the machine, and are empty in rows that were not timed.

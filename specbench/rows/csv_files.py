@@ -1,4 +1,8 @@
-"""Rows of runs in CSV files. An empty cell means: not measured. `sources.frame` gives them to pandas."""
+"""Rows of runs in CSV files. An empty cell means: not measured. `sources.frame` gives them to pandas.
+
+A file has the columns of `MAIN` in which a row has a value. What remains is in the column "details", as a JSON object;
+in a run's folder, row.csv has no such column, and the object is details.json next to it.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,51 @@ from filelock import FileLock
 
 from specbench.config import parameters
 from specbench.errors import UsageError, decimal
-from specbench.rows.columns import COLUMNS, FLAGS, NUMBERS, WORDS
+from specbench.rows.columns import COLUMNS, FLAGS, MAIN, NUMBERS, WORDS
 from specbench.storage.csv_text import csv_lines, csv_text, other_separator, read_header
-from specbench.storage.files import write_atomically
+from specbench.storage.files import content, write_atomically
 from specbench.storage.package import __version__
 
 KEYS = frozenset({"run_id", "config_hash"})  # columns by which a file of rows is recognised
+ROW, DETAILS = "row.csv", "details.json"  # in a run's folder
+_DETAILS = "details"  # the column
 
 
 def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Rows as CSV text with the header of `COLUMNS`. Raises ValueError for a key that is not a column."""
-    return csv_text(COLUMNS, map(as_cells, rows))
+    """Rows as CSV text. Raises ValueError for a key that is not a column."""
+    cells = [as_cells(row) for row in rows]
+    if foreign := {name for row in cells for name in row} - COLUMNS.keys():
+        raise ValueError(f"{min(foreign)} is not a column of a row")
+    filled = [name for name in MAIN if name in KEYS or any(row.get(name) for row in cells)]
+    lines = [{name: row.get(name, "") for name in filled} | {_DETAILS: _json(details(row))} for row in cells]
+    return csv_text([*filled, _DETAILS], lines)
+
+
+def details(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row has besides the columns of `MAIN`, as values of JSON."""
+    values = {name: _value(name, _cell(row.get(name)), "the row") for name in COLUMNS if name not in MAIN}
+    return {name: _of_text(value) for name, value in values.items() if value is not None}
+
+
+def _of_text(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) and value.startswith("[") else value
+
+
+def write_run_row(folder: Path, row: Mapping[str, Any]) -> bool:
+    """Writes row.csv and details.json. Returns whether one of them changed."""
+    cells = as_cells(row)
+    filled = [name for name in MAIN if name in KEYS or cells.get(name)]
+    texts = {
+        DETAILS: "{\n" + ",\n".join(f' "{name}": {_json(value)}' for name, value in details(row).items()) + "\n}\n",
+        ROW: csv_text(filled, [{name: cells.get(name, "") for name in filled}]),
+    }
+    changed = False
+    for name, text in texts.items():
+        path = folder / name
+        if not path.exists() or content(path) != text.encode():
+            write_atomically(path, text.encode())
+            changed = True
+    return changed
 
 
 def as_cells(row: Mapping[str, Any]) -> dict[str, str]:
@@ -49,31 +87,55 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return json.dumps(value, separators=(",", ":"))
+        return _json(value)
     return str(value)
 
 
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a CSV file, with numbers as numbers and empty cells as None. Columns that the file does not have are
-    None.
+    """The rows of a CSV file with their details, with numbers as numbers and empty cells as None. Columns that the file
+    does not have are None.
 
     Raises UsageError for a file that cannot be read, columns unknown to this version, text in a cell that needs a
     number, and a row without run_id.
     """
-    columns, lines = csv_lines(Path(path))
-    if foreign := [name for name in columns if name not in COLUMNS]:
+    path = Path(path)
+    columns, lines = csv_lines(path)
+    beside = path.with_name(DETAILS)
+    lone = content(beside).decode(errors="replace") if path.name == ROW and beside.is_file() else ""
+    expanded = [(number, _expanded(line, lone, f"{path}, line {number}")) for number, line in lines]
+    known = [name for name in columns if name != _DETAILS]
+    if foreign := [
+        name for name in dict.fromkeys([*known, *(n for _, line in expanded for n in line)]) if name not in COLUMNS
+    ]:
         labels = (label for _, cells in lines for label in cells.get("plugins", "").split("; "))
         raise UsageError(
             f"{path} has columns unknown to specbench {__version__} ({', '.join(foreign[:3])})"
             + (parameters.missing_plugins(labels) or "; choose another file")
         )
     rows = []
-    for number, line in lines:
+    for number, line in expanded:
         row = {name: _value(name, line.get(name, ""), f"{path}, line {number}") for name in COLUMNS}
         if row["run_id"] is None:
             raise UsageError(f"{path}, line {number}: the row has no run_id; remove or correct the line")
         rows.append(row)
     return rows
+
+
+def _expanded(line: Mapping[str, str], beside: str, where: str) -> dict[str, str]:
+    """A line with its details as cells. beside: the text of details.json."""
+    cells = dict(line)
+    text = cells.pop(_DETAILS, "") or beside
+    if not text:
+        return cells
+    try:
+        values = json.loads(text)
+        return {**cells, **as_cells(values)}
+    except (AttributeError, RecursionError, ValueError):
+        raise UsageError(f"{where}: its details are not a JSON object; restore them") from None
 
 
 def _value(name: str, text: str, where: str) -> Any:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from specbench.rows.journal import Record
+from specbench.rows.remark import Remark, remark
 from specbench.storage import image_files
 
 #: A flat image: in no channel do two pixels differ by more levels of 255. A generated image of fog or of the night
@@ -128,10 +129,10 @@ class ImageFacts:
 
 
 class Finding(NamedTuple):
-    """A problem of some images. text: a remark; images: their positions among the checked images; degenerate: whether
-    they count as degenerate. (A small image does not.)"""
+    """A problem of some images. remark: says what it is; images: their positions among the checked images; degenerate:
+    whether they count as degenerate. (A small image does not.)"""
 
-    text: str
+    remark: Remark
     images: frozenset[int]
     degenerate: bool = True
 
@@ -147,26 +148,21 @@ def findings(images: Sequence[ImageFacts]) -> list[Finding]:
     """
     n, result = len(images), []
     rest = list(range(n))
-    for name, what in (
-        ("is_flat", "are of one flat colour"),
-        ("has_few_codes", f"have few different codes (at most {FEW:.0%} of their codes)"),
-        ("is_repeated", "repeat a row, a column or a tile"),
-    ):
+    for name, code in (("is_flat", "flat"), ("has_few_codes", "few_codes"), ("is_repeated", "repeated")):
         if matches := frozenset(i for i in rest if getattr(images[i], name)):
-            result.append(Finding(f"{len(matches)} of {n} images {what}", matches))
+            bound = {"share": FEW} if code == "few_codes" else {}
+            result.append(Finding(Remark(code, {"images": len(matches), "of": n, **bound}), matches))
         rest = [i for i in rest if i not in matches]
     if small := _small(images):
         result.append(small)
     if any(image.prompt for image in images):
         equal = _equal(images, rest)
         if copies := frozenset(i for group in equal if len(set(group.values())) > 1 for i in group):
-            text = f"{len(copies)} of {n} images equal the image of another prompt to the pixel"
-            result.append(Finding(text, copies))
+            result.append(Finding(remark("equal_prompts", images=len(copies), of=n), copies))
         if copies := frozenset(i for group in equal if len(set(group.values())) == 1 for i in group):
-            text = f"{len(copies)} of {n} images equal another image of their prompt to the pixel: is the seed ignored?"
-            result.append(Finding(text, copies, degenerate=False))
+            result.append(Finding(remark("equal_repeats", images=len(copies), of=n), copies, degenerate=False))
     elif n > 1 and len(rest) == n and len({image.digest for image in images} - {None}) == 1:
-        result.append(Finding(f"all {n} images are equal to the pixel", frozenset(rest)))
+        result.append(Finding(remark("all_equal", of=n), frozenset(rest)))
     return result
 
 
@@ -176,8 +172,8 @@ def _small(images: Sequence[ImageFacts]) -> Finding | None:
     if not small:
         return None
     width, height = min(small.values(), key=lambda s: s[0] * s[1])
-    what = f"have a side below {LEAST_SIDE} pixels (the smallest is {width}x{height})"
-    return Finding(f"{len(small)} of {len(images)} images {what}", frozenset(small), degenerate=False)
+    values = {"images": len(small), "of": len(images), "side": LEAST_SIDE, "width": width, "height": height}
+    return Finding(Remark("small", values), frozenset(small), degenerate=False)
 
 
 def _equal(images: Sequence[ImageFacts], among: Sequence[int]) -> list[dict[int, str]]:
@@ -205,6 +201,6 @@ def why_failed(row: Mapping[str, Any]) -> str:
     if degenerate <= MOST * images:
         return ""
     return (
-        f"{degenerate} of {images} images are degenerate, more than {MOST:.0%} (the note says how): look at them before"
-        " you use this row"
+        f"{degenerate} of {images} images are degenerate, more than {MOST:.0%} (the remarks say how): look at them"
+        " before you use this row"
     )

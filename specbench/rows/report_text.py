@@ -8,10 +8,11 @@ from typing import Any
 
 from specbench.config import parameters
 from specbench.config.run_config import RunConfig
-from specbench.rows import summary
+from specbench.rows import remark_text, summary
 from specbench.rows.columns import SHIFT_BOUND, stderr_of
 from specbench.rows.differences import differences, several
 from specbench.rows.journal import Record
+from specbench.rows.remark import remarks_of
 from specbench.rows.shown import shown, unsteady
 
 _LEAST = 0.05  # seconds; shorter parts of a start are not listed
@@ -60,7 +61,7 @@ def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
         lines.append((name, value(name, digits=4) + backend))
         if name in against_vanilla:
             lines += [("", sentence) for sentence in against_vanilla[name].sentences()]
-    lines += [("tests", several(against_vanilla.values())), ("note", str(row.get("note") or ""))]
+    lines += [("tests", several(against_vanilla.values())), ("remarks", remark_text.joined(remarks_of(row)))]
     source = "/".join(filter(None, [row["data"], row["split"]]))
     per_prompt = cfg.get("images_per_prompt") or 1
     count = (

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 from specbench.rows.columns import METRICS
 from specbench.rows.journal import AppendOnly, decode
+from specbench.rows.remark import Remark, free, of_json
 from specbench.storage.files import sha256
 
 #: What a line scores: a method's images, the vanilla AR images of the same prompts, or the difference of the two.
@@ -23,22 +24,23 @@ Side = Literal["method", "vanilla", "difference"]
 class Score:
     """The result of one column.
 
-    value: None if it was not measured; `note` then gives the reason.
+    value: None if it was not measured; the first remark then gives the reason.
     stderr: standard error of `value` over images, or over prompts if these have several images; None if it cannot be
         estimated.
     backend: the scorer network, the hash of its weights and everything else that determines the value (resize, scale,
         prefix, reference), such as "scenes-reader@1a2b3c4d".
-    note: one line on how to read the value; may be empty.
+    remarks: on how to read the value; without a column, which is the score's.
     """
 
     value: float | None
     stderr: float | None
     backend: str
-    note: str
+    remarks: Sequence[Remark] = ()
 
     @classmethod
-    def unmeasured(cls, note: str, backend: str = "") -> Score:
-        return cls(None, None, backend, note)
+    def unmeasured(cls, reason: Remark | str, backend: str = "") -> Score:
+        """A score without a value; reason: a remark, or the words of an error."""
+        return cls(None, None, backend, (free(reason) if isinstance(reason, str) else reason,))
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,10 @@ class ScoreJournal(AppendOnly[ScoreLine]):
 
 
 def _line(values: Mapping[str, Any]) -> ScoreLine:
-    columns = {str(name): Score(**fields) for name, fields in values["columns"].items()}
+    columns = {
+        str(name): Score(**{**fields, "remarks": of_json(fields["remarks"])})
+        for name, fields in values["columns"].items()
+    }
     return ScoreLine(**{**values, "columns": columns})
 
 
@@ -119,7 +124,7 @@ def score_columns(scores: Iterable[ScoreLine]) -> dict[str, Any]:
     return columns
 
 
-def notes(scores: Iterable[ScoreLine]) -> list[str]:
-    """The notes of scores on how to read them, in the order of the columns."""
-    by_column = {name: score.note for line in scores for name, score in line.columns.items() if score.note}
-    return [f"{name}: {by_column[name]}" for name in METRICS if name in by_column]
+def score_remarks(scores: Iterable[ScoreLine]) -> list[Remark]:
+    """The remarks on how to read scores, in the order of the columns."""
+    by_column = {name: score.remarks for line in scores for name, score in line.columns.items() if score.remarks}
+    return [remark.about(name) for name in METRICS for remark in by_column.get(name, ())]

@@ -16,8 +16,10 @@ from typing import Any
 
 from specbench.config import parameters
 from specbench.errors import UsageError, decimal, plain, unknown
+from specbench.rows import remark_text
 from specbench.rows.columns import COLUMNS, METRICS, NUMBERS, SHOWN, stderr_of
 from specbench.rows.csv_files import aligned
+from specbench.rows.remark import as_json, remark, remarks_of
 from specbench.rows.shown import MACHINE
 
 Row = Mapping[str, Any]
@@ -32,7 +34,7 @@ _SAME = (
     "timing",
 )
 #: Columns that differ between such rows; a pooled row lists all their values.
-_UNPOOLED = ("run_id", "time", "config_hash", "seed", "prompts_hash", "note")
+_UNPOOLED = ("run_id", "time", "config_hash", "seed", "prompts_hash", "remarks")
 
 
 def spread_of(column: str) -> str:
@@ -63,8 +65,9 @@ def _plain(value: Any) -> str:
 
 def pooled(rows: Sequence[Row]) -> dict[str, Any]:
     """One row for several: for a number the mean over the rows, with the standard deviation between them in the column
-    `spread_of`; for a list of numbers their means; for a text every value; for notes the remarks that all rows share,
-    after the number of rows, which is also in `seeds`. A number or a list that is missing in some rows is missing.
+    `spread_of`; for a list of numbers their means; for a text every value; the remarks that all rows share,
+    after one on the number of rows, which is also in `seeds`. A number or a list that is missing in some rows is
+    missing.
 
     Standard errors of single rows are dropped: they are within a seed, whereas the spread is between seeds.
     """
@@ -72,11 +75,12 @@ def pooled(rows: Sequence[Row]) -> dict[str, Any]:
         return dict(rows[0])
     result: dict[str, Any] = {}
     spreads: dict[str, float] = {}
-    of_runs = f"mean over {len(rows)} runs"
+    of_runs = remark("runs", runs=len(rows))
     for name in dict.fromkeys(name for row in rows for name in row):
         cells = [row.get(name) for row in rows]
-        if name == "note":
-            result[name] = "; ".join(filter(None, [of_runs, _common_note([_plain(cell) for cell in cells])]))
+        if name == "remarks":
+            first, *others = map(remarks_of, rows)
+            result[name] = as_json([of_runs, *(r for r in first if all(r in other for other in others))])
         elif len({_plain(cell) for cell in cells}) == 1 and (name in parameters.table() or name in MACHINE):
             result[name] = cells[0]
         elif name not in NUMBERS or name in (*_UNPOOLED, *MACHINE) or name in parameters.table():
@@ -114,12 +118,6 @@ def _mean_list(lists: Sequence[list[float | None]], name: str) -> str | None:
     end = 0.0 if name == "accepted_histogram" else None
     known = [[v for v in entries if v is not None] for entries in itertools.zip_longest(*lists, fillvalue=end)]
     return json.dumps([statistics.fmean(entries) if entries else None for entries in known])
-
-
-def _common_note(notes: Sequence[str]) -> str | None:
-    """The remarks that all rows share."""
-    pieces = [note.split("; ") for note in notes]
-    return "; ".join(piece for piece in pieces[0] if all(piece in other for other in pieces)) or None
 
 
 def _number(cell: Any) -> float | None:
@@ -206,6 +204,8 @@ def shown(row: Row, name: str) -> str:
     cell = row.get(name)
     if cell is None:
         return ""
+    if name == "remarks":
+        return plain(remark_text.joined(remarks_of(row)))
     if not isinstance(cell, int | float) or isinstance(cell, bool):
         return plain(cell)
     spread = row.get(spread_of(name)) if row.get("seeds", 1) > 1 else row.get(stderr_of(name))

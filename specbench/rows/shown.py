@@ -18,6 +18,7 @@ from typing import Any
 from specbench.config import parameters
 from specbench.config.yaml_files import cached
 from specbench.errors import UsageError
+from specbench.rows import remark_text
 from specbench.rows.columns import (
     OF_TIMING,
     SHIFT_BOUND,
@@ -26,6 +27,7 @@ from specbench.rows.columns import (
     resolved,
     stderr_of,
 )
+from specbench.rows.remark import Remark, remark
 
 Row = Mapping[str, Any]
 
@@ -54,11 +56,10 @@ def shown(row: Row) -> dict[str, Any]:
 # Images
 
 
-def bias(n: int, features: int) -> str:
-    """The remark on a Fréchet distance of `n` images over this many features; "" if they are enough."""
-    if n >= IMAGES_PER_FEATURE * features:
-        return ""
-    return f"n < {IMAGES_PER_FEATURE} x {features} features: biased upwards at this n, compare only with the same n"
+def bias(n: int, features: int) -> list[Remark]:
+    """The remark on a Fréchet distance of `n` images over this many features; [] if they are enough."""
+    few = n < IMAGES_PER_FEATURE * features
+    return [remark("biased", per_feature=IMAGES_PER_FEATURE, features=features)] * few
 
 
 def is_biased(row: Row, column: str) -> bool:
@@ -94,23 +95,22 @@ def doubt(row: Row, column: str) -> str:
     is_speedup = column in SPEEDUPS or column in map(stderr_of, SPEEDUPS)
     if is_speedup and is_vanilla(row):
         return ""
-    if why := unsteady(row):
-        return f"Not valid: {why}."
+    if values := unsteady(row):
+        return f"Not valid: {remark_text.unsteady(values)}."
     if not is_speedup or _holds(row):
         return ""
     return f"Not valid: {row.get('timed_pairs') or 0} timed pairs are too few for an error."
 
 
-def unsteady(row: Row) -> str:
-    """Why the timing of a row is not valid although it has enough pairs; "" if it is valid."""
+def unsteady(row: Row) -> dict[str, float]:
+    """Why the timing of a row is not valid although it has enough pairs, as the values of a remark with the code
+    "unsteady"; {} if it is valid."""
     if not row.get("timed_pairs") or _holds(row):
-        return ""
+        return {}
     if row.get("speedup_shift") in (None, "") or float(row["speedup_shift"]) <= SHIFT_BOUND:
-        return ""
-    return (
-        f"over {row['timed_pairs']} pairs with vanilla, {row.get('further_pairs') or 0} of them measured again, the"
-        f" speed-up was not steady (a change of one side moved it by up to {float(row['speedup_shift']):.0%})"
-    )
+        return {}
+    pairs, further = int(row["timed_pairs"]), int(row.get("further_pairs") or 0)
+    return {"pairs": pairs, "further": further, "shift": float(row["speedup_shift"])}
 
 
 def _holds(row: Row) -> bool:

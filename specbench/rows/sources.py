@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 from specbench.errors import UsageError, install
 from specbench.rows import baseline
 from specbench.rows.columns import COLUMNS, NUMBERS
-from specbench.rows.csv_files import KEYS, as_read, has_runs, read_rows, to_csv
+from specbench.rows.csv_files import KEYS, ROW, as_read, has_runs, read_rows, to_csv
 from specbench.storage.csv_text import read_header
 from specbench.storage.files import atomic_path, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
 
-ROW = "row.csv"  # in a run's folder
 _PARQUET = ".parquet"
 
 
@@ -139,9 +138,10 @@ def _read_parquet(path: Path) -> list[dict[str, Any]]:
 
 
 def _write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Numbers as int64 or float64, everything else as text; an empty cell is null."""
-    cells = _frame([as_read(row) for row in rows])
-    cells = cells.astype({name: "string" for name in COLUMNS if cells[name].dtype == object})
+    """Numbers as int64 or float64, everything else as text; an empty cell is null. Columns without a value are left
+    out."""
+    cells = _frame([as_read(row) for row in rows]).dropna(axis="columns", how="all")
+    cells = cells.astype({name: "string" for name in cells if cells[name].dtype == object})
     with atomic_path(path) as temporary:
         try:
             cells.to_parquet(temporary, index=False)

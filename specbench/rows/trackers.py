@@ -15,13 +15,14 @@ from typing import Any, Protocol
 
 from specbench.config import parameters
 from specbench.errors import RunError, UsageError, install
+from specbench.rows import remark_text
+from specbench.rows.csv_files import DETAILS
+from specbench.rows.remark import remarks_of
 from specbench.storage import home, image_files
 
 _LONGEST = 500  # maximum characters of a parameter on servers of MLflow
 #: Columns that identify a row and are not parameters.
-_IDENTITY = (
-    *("specbench", "commit", "config_hash", "prompts_hash", "baseline_run_id", "device_name", "torch", "note"),
-)
+_IDENTITY = (*("specbench", "commit", "config_hash", "prompts_hash", "baseline_run_id", "device_name", "torch"),)
 
 
 class TrackedRun(Protocol):
@@ -57,6 +58,7 @@ def settings(cfg: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters and the identity of a run, without empty values."""
     values = {name: value for name, value in cfg.items() if not name.startswith("log") and name != "out"}
     values |= {name: row[name] for name in ("model", *_IDENTITY)}
+    values["remarks"] = remark_text.joined(remarks_of(row)) or None
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -77,7 +79,7 @@ def _mlflow(cfg: Mapping[str, Any], row: Mapping[str, Any], folder: TrackedRun) 
     with mlflow.start_run(run_name=folder.path.name, tags={"specbench.run_id": row["run_id"]}) as run:
         mlflow.log_params({name: str(value)[:_LONGEST] for name, value in settings(cfg, row).items()})
         mlflow.log_metrics(numbers(row))
-        for path in (folder.row, folder.sheet):
+        for path in (folder.row, folder.row.with_name(DETAILS), folder.sheet):
             mlflow.log_artifact(str(path))
     return f"run {run.info.run_id} at {mlflow.get_tracking_uri()}"
 

@@ -30,7 +30,7 @@ def read(path: Path) -> np.ndarray:
     It is prepared as in clean-fid, pytorch-fid and torch-fidelity, by Pillow's `convert("RGB")`: an alpha channel is
     ignored, an EXIF rotation is not applied (except in a TIFF, where Pillow applies it itself), and CMYK is converted
     without a colour profile. Grey of 16 bits differs: its upper 8 are kept, while the tools make all above 255 white.
-    `remarks` counts such images.
+    `counted` counts such images.
 
     UsageError, which names the file, if it is empty, cut off, damaged, larger than `LARGEST`, or not an image in one of
     `FORMATS`.
@@ -80,17 +80,12 @@ def _is_wide(image: Image.Image) -> bool:
     return image.mode == "I" or image.mode.startswith("I;16")
 
 
-_TOOLS = "clean-fid, pytorch-fid and torch-fidelity"
-#: What an image file can have that its pixels do not show, and the remark on such images.
-_REMARKS = {
-    "alpha": f"have transparency, which is ignored, as in {_TOOLS}",
-    "rotation": f"have an EXIF rotation, which is not applied, as in {_TOOLS}",
-    "16 bits": f"are grey with 16 bits, of which the upper 8 are kept; {_TOOLS} make all values above 255 white",
-}
+#: What an image file can have that its pixels do not show.
+TRAITS = ("alpha", "rotation", "16 bits")
 
 
 def traits(path: Path) -> tuple[str, ...]:
-    """The keys of `_REMARKS` that hold for an image file; none for a file that cannot be read. Does not decode it."""
+    """The `TRAITS` that hold for an image file; none for a file that cannot be read. Does not decode it."""
     with suppress(Exception):  # a damaged image is reported when it is read
         if path.is_file():
             with Image.open(path, formats=FORMATS) as opened:
@@ -104,10 +99,10 @@ def traits(path: Path) -> tuple[str, ...]:
     return ()
 
 
-def remarks(images: Sequence[Collection[str]]) -> list[str]:
-    """Remarks on images with these traits, one tuple per image."""
-    counts = {name: sum(name in traits for traits in images) for name in _REMARKS}
-    return [f"{count} of {len(images)} images {_REMARKS[name]}" for name, count in counts.items() if count]
+def counted(images: Sequence[Collection[str]]) -> list[dict[str, str | int]]:
+    """How many images have each trait, from their traits: the values of a remark with the code "files"."""
+    counts = {name: sum(name in traits for traits in images) for name in TRAITS}
+    return [{"trait": name, "count": count, "images": len(images)} for name, count in counts.items() if count]
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,17 @@ Measured and published values never share a cell or a line. A cell without a val
 
 from __future__ import annotations
 
-import itertools
 import math
-import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from string import ascii_lowercase
+from typing import Any
 
 from specbench.config import parameters
 from specbench.errors import UsageError
+from specbench.rows import remark_text
 from specbench.rows.columns import COLUMNS, TIMED_COLUMNS, stderr_of
-from specbench.rows.remarks import pieces
+from specbench.rows.remark import Remark, remarks_of
 from specbench.rows.shown import common_machine, doubt, elsewhere
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import Column, Line, Table, TableTest, row_column
@@ -37,7 +37,6 @@ _PROVENANCE = (
     ("Sampling", ("temperature", "top_k", "top_p", "entropy_temperature", "top_n_sigma", "cfg_scale", "seed")),
     ("Prompts", ("data", "split", "n", "batch")),
 )
-_FIGURE = re.compile(r"(?<![\w.@])\d+(?:\.\d+)?(?!\w)")  # a number in a note
 _WITHOUT_NAME = ("device_name", "device", "dtype", "engine", "commit", "model", "weights", "data", "split")
 
 
@@ -223,8 +222,8 @@ class _Builder:
             return TableEntry(line.label, "measured", model, (), (notes.gap(why),) * len(columns))
         cells = tuple(self._measured_cell(line, column, row) for column in columns)
         empty = {c.key for c in columns if not row.get(c.key)}
-        said = [piece for piece, about in pieces(row.get("note", "")) if about in empty or about not in COLUMNS]
-        marks = (notes.mark(f"From the row: {'; '.join(said)}."),) if any(said) else ()
+        told = [r for r in remarks_of(row) if r.column in empty or r.column not in COLUMNS]
+        marks = (notes.mark(f"From the row: {remark_text.joined(told)}."),) if told else ()
         return TableEntry(line.label, "measured", model, marks, cells, row_id=row.get("run_id", ""))
 
     def _measured_cell(self, line: Line, column: Column, row: Row) -> TableCell:
@@ -301,20 +300,15 @@ def _new_metrics(rows: Mapping[str, Row | None]) -> list[Column]:
 
 
 def _said(column: Column, valued: Sequence[Row]) -> list[str]:
-    """The notes of rows on their values of a column: each once for all lines, with a number that differs as a range."""
-    numbers_of: dict[tuple[str, ...], list[list[str]]] = {}  # by the words around them
-    for row in valued:
-        for piece, about in pieces(row.get("note", "")):
-            if about == column.key:
-                text = piece.partition(": ")[2]
-                numbers_of.setdefault(tuple(_FIGURE.split(text)), []).append(_FIGURE.findall(text))
-    said = []
-    for words, numbers in numbers_of.items():
-        ranges = [sorted(set(column_numbers), key=float) for column_numbers in zip(*numbers, strict=True)]
-        texts = [r[0] if len(r) == 1 else f"{r[0]} to {r[-1]}" for r in ranges]
-        count = "" if len(numbers) == len(valued) else f" ({len(numbers)} of {len(valued)} lines)"
-        said.append("".join(itertools.chain(*itertools.zip_longest(words, texts, fillvalue=""))) + count)
-    return said
+    """The remarks of rows on their values of a column: each once for all lines, a number that differs as a range."""
+    alike: dict[tuple[Any, ...], list[Remark]] = {}
+    for remark in (r for row in valued for r in remarks_of(row) if r.column == column.key):
+        alike.setdefault(remark_text.kind(remark), []).append(remark)
+    lines = {
+        kind: "" if len(same) == len(valued) else f" ({len(same)} of {len(valued)} lines)"
+        for kind, same in alike.items()
+    }
+    return [remark_text.common(same) + lines[kind] for kind, same in alike.items()]
 
 
 def doubts(table: Table, rows: Mapping[str, Row | None]) -> dict[tuple[str, str], str]:

@@ -32,6 +32,7 @@ from specbench.harness.planned import EMITTED, SECONDS, Plan, PlannedRun, Row, d
 from specbench.harness.planned import R as R  # of a field, for the documentation
 from specbench.rows.columns import TIMED_COLUMNS
 from specbench.rows.csv_files import append_row, as_cells, has_runs, read_rows
+from specbench.rows.remark import as_json, remark, remarks_of
 from specbench.rows.selection import pooled, spread_of
 from specbench.storage.files import bounded_name, sha256, state, write_atomically
 from specbench.tables import catalog, literature
@@ -268,10 +269,10 @@ def pooled_row(runs: Sequence[TableRun], in_batches: bool = False) -> Row | None
         spreads = map(spread_of, TIMED_COLUMNS if len(seconds) == len(quality) else ())
         row |= {name: timed.get(name) for name in (*TIMED_COLUMNS, *spreads)}
     if in_batches:
-        remarks = [text for text in str(row.get("note") or "").split("; ") if not text.startswith("decoded in batches")]
+        remarks = [r for r in remarks_of(row) if r.code != "batches"]
         if seconds and len(seconds) != len(quality):
-            remarks.append(f"runs in seconds: {len(seconds)}")
-        row["note"] = "; ".join(filter(None, remarks))
+            remarks.append(remark("timed_runs", runs=len(seconds)))
+        row["remarks"] = as_json(remarks)
     return as_cells(row)
 
 

@@ -19,10 +19,11 @@ from specbench.compare import breakdown, passes
 from specbench.config import configuration, parameters
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError, plain
-from specbench.rows import baseline, provenance, selection, sources
+from specbench.rows import baseline, provenance, remark_text, selection, sources
 from specbench.rows.columns import COLUMNS, METRICS, SHOWN, stderr_of
-from specbench.rows.csv_files import to_csv
+from specbench.rows.csv_files import ROW, write_run_row
 from specbench.rows.journal import IMAGE_NAME
+from specbench.rows.remark import remarks_of
 from specbench.rows.shown import shown
 from specbench.storage.csv_text import csv_lines, read_header
 from specbench.storage.files import content, write_atomically
@@ -132,7 +133,7 @@ def _add_runs(folder: Path, report: ReportContent, needed: bool) -> list[tuple[P
         elif _add_row(row, (Path(folder.name) / path.relative_to(folder)).as_posix(), report):
             runs.append((path.parent, str(row["run_id"])))
     if needed and not runs:
-        raise UsageError(faults[0] if faults else f"there are no runs in {folder}: no {sources.ROW} is in or below it")
+        raise UsageError(faults[0] if faults else f"there are no runs in {folder}: no {ROW} is in or below it")
     report.notes.extend(f"left out: {fault}" for fault in faults)
     return runs
 
@@ -260,7 +261,7 @@ def keep(report: ReportContent, folder: Path) -> None:
             (run / image).write_bytes(shot.png)
             lines.append(json.dumps({"index": index, "prompt": shot.prompt, "image": image}))
         write_atomically(run / "records.jsonl", "".join(line + "\n" for line in lines).encode())
-        write_atomically(run / sources.ROW, to_csv([{name: row[name] for name in COLUMNS}]).encode())
+        write_run_row(run, {name: row[name] for name in COLUMNS})
 
 
 def page(report: ReportContent) -> str:
@@ -292,7 +293,7 @@ def page_data(report: ReportContent) -> dict[str, Any]:
                 "file": row["file"],
                 "values": values,
                 "errors": {name: row[stderr_of(name)] for name in values if row.get(stderr_of(name)) is not None},
-                "facts": {k: v for k, v in row.items() if v is not None and k not in (*_ELSEWHERE, "file")},
+                "facts": _facts(row),
                 "groups": report.groups.get(str(row["run_id"]), []),
                 "map": _numbers(row["drafted_by_position"]),
                 "images": {
@@ -315,6 +316,12 @@ def page_data(report: ReportContent) -> dict[str, Any]:
         "statistics": breakdown.STATISTICS,
         "apart": APART,
     }
+
+
+def _facts(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row says, without what the page shows elsewhere."""
+    facts = {name: value for name, value in row.items() if value is not None and name not in (*_ELSEWHERE, "file")}
+    return facts | ({"remarks": remark_text.joined(remarks_of(row))} if "remarks" in facts else {})
 
 
 def about(report: ReportContent) -> str:

@@ -45,6 +45,7 @@ from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import read_rows, to_csv
 from specbench.rows.journal import Journal, to_line
 from specbench.rows.provenance import RunMetadata
+from specbench.rows.remark import as_json, free
 from specbench.storage import image_files
 from specbench.storage.csv_text import csv_lines
 from specbench.tables import render, report
@@ -151,7 +152,8 @@ def test_text_stays_text(text: str) -> None:
     markdown = render.markdown_text(text)
     assert not re.search(r"[|*_<>`]", re.sub(r"\\.", "", markdown))
     assert all("\n" not in cell and len(cell.splitlines()) <= 1 for cell in (latex, markdown))
-    row = plain_row() | {"note": text, "prompts": text, "file": text, "command": text, "command_exact": True}
+    row = plain_row() | {"remarks": as_json([free(text)]), "prompts": text, "file": text, "command": text}
+    row["command_exact"] = True
     shots = {"x": {0: report.Shot(b"", text)}}
     written = report.page(report.ReportContent([row], audits=[{"verdict": text}], shots=shots))
     message = re.search(r'id="data">(.*?)</script>', written, re.DOTALL)

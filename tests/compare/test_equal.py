@@ -26,6 +26,7 @@ from specbench.errors import UsageError
 from specbench.harness.planned import PlannedRun
 from specbench.metrics.outputs import image_key
 from specbench.rows.csv_files import append_row
+from specbench.rows.remark import as_json, remark
 from specbench.tables import collect, matched, measure
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import Table, TableFigure
@@ -440,7 +441,8 @@ def test_a_curve_that_did_not_measure_the_column_is_left_out(tmp_path: Path) -> 
         def row(self, run: PlannedRun) -> Mapping[str, Any]:
             row = super().row(run)
             unknown = {"method=eagle1", "rule=typical"} <= set(run.overrides)
-            return {**row, "emitted_kl": None, "note": "emitted_kl: not computed"} if unknown else row
+            about = as_json([remark("emitted_tree", "emitted_kl", rule="typical")])
+            return {**row, "emitted_kl": None, "remarks": about} if unknown else row
 
     said: list[str] = []
     done = collected(tmp_path, Partly(), said.append)

@@ -17,10 +17,13 @@ import pytest
 from commands import ROOT, Call, case, overrides, refused, row_of
 
 from specbench.config import configuration, parameters, protocols, variants, yaml_files
+from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.rows import provenance
-from specbench.rows.remarks import protocol_remarks as remarks_of
+from specbench.rows.remark import remarks_of as row_remarks
+from specbench.rows.remark_text import joined, said
+from specbench.rows.remarks import protocol_remarks
 from specbench.tables import literature
 from specbench.tables.catalog import TABLES
 
@@ -55,6 +58,10 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _words(name: str, model: str, *more: str) -> list[str]:
     return [f"protocol={name}", f"model={model}", *more]
+
+
+def remarks_of(cfg: RunConfig) -> list[str]:
+    return [said(remark) for remark in protocol_remarks(cfg)]
 
 
 def _all_of(protocol: protocols.Protocol) -> list[tuple[str, str, Any]]:
@@ -360,7 +367,7 @@ def test_a_folder_keeps_its_protocol(call: Call, tmp_path: Path) -> None:
     row = row_of("here")
     assert row["protocol"] == "sjd_table4@2"
     assert list(row).index("protocol") < list(row).index("model")
-    assert all(name in row["note"].split(";")[0] for name in ("sjd_table4@2", "anole", "llamagen_scenes"))
+    assert all(name in joined(row_remarks(row)).split(";")[0] for name in ("sjd_table4@2", "anole", "llamagen_scenes"))
     assert "protocol: sjd_table4@2" in (tmp_path / "here/config.yaml").read_text()
     assert "nothing left to do" in call(*words)[1]
     assert "nothing left to do" in call("run", "protocol=sjd_table4@2", *words[2:])[1]
@@ -395,9 +402,9 @@ def test_a_protocol_runs_on_a_reduced_random_model(
     assert (row["protocol"], row["n"], row["model"]) == (protocol.label, 4, model)
     assert len(list((tmp_path / "run/images").glob("*.png"))) == 4
     for remark in remarks_of(configuration.compose(words)):
-        assert remark in row["note"]
+        assert remark in joined(row_remarks(row))
     if ({**protocol.sets, **protocol.also.get(data, {})}).get("n") is not None:  # and no protocol has four
-        assert "n 4 (not " in row["note"]
+        assert "n 4 (not " in joined(row_remarks(row))
 
 
 #: Cells of published lines, and the parameters that they state.

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import said
 
 import specbench
 from specbench import data, metrics
@@ -385,9 +386,9 @@ def test_metrics_of_scenes_do_not_score_other_prompts() -> None:
     ):
         scores = metrics.score(["scenes_clip", "scenes_reward"], ImageArray(decoded_images), items, context)
         assert scores["image_reward"].value is None
-        assert "labels" in scores["image_reward"].note
+        assert "labels" in said(scores["image_reward"])
         assert scores["clip_score"].value is None
-        assert "of 2 captions" in scores["clip_score"].note
+        assert "of 2 captions" in said(scores["clip_score"])
         assert not any(scenes.WORLD.describes(item.labels) for item in items)  # which the Fréchet distance notes
 
 

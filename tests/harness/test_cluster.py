@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 import pytest
-from commands import ROOT, Call, refused
+from commands import ROOT, Call, refused, said
 from fake_pipeline import FakePipeline, Mortal, hungry
 
 from specbench import data
@@ -74,13 +74,20 @@ def test_two_workers_make_the_images_of_one_process_though_one_is_killed(
     }
     assert row["config_hash"] == alone["config_hash"]
     assert (row["latency_s_mean"], row["speedup_latency"]) == (None, None)
-    assert "2 workers" in row["note"]
+    assert "2 workers" in said(row)
     assert {row[name] for name in TIMED_COLUMNS} == {None}
-    differing = {*TIMED_COLUMNS, "timing"} | {"run_id", "time", "note", "baseline_run_id", "peak_memory_mib", "threads"}
+    differing = {*TIMED_COLUMNS, "timing"} | {
+        "run_id",
+        "time",
+        "remarks",
+        "baseline_run_id",
+        "peak_memory_mib",
+        "threads",
+    }
     assert {k: row[k] for k in set(row) - differing} == {k: alone[k] for k in set(row) - differing}
     again = run.run(configuration.compose(WORDS), tmp_path / "many", loader=FakePipeline)
-    assert {k: again.row[k] for k in set(row) - {"note"}} == {k: row[k] for k in set(row) - {"note"}}
-    assert "decoded by 2 workers" in again.row["note"]  # in whatever number they are asked for now
+    assert {k: again.row[k] for k in set(row) - {"remarks"}} == {k: row[k] for k in set(row) - {"remarks"}}
+    assert "decoded by 2 workers" in said(again.row)  # in whatever number they are asked for now
 
 
 def test_without_ray_the_sentence_says_what_to_install(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import as_read
 
 #: Columns that depend on when and by which process an image was decoded.
-_OF_PROCESSES = {"run_id", "time", "note", "baseline_run_id", "peak_memory_mib"}
+_OF_PROCESSES = {"run_id", "time", "remarks", "baseline_run_id", "peak_memory_mib"}
 SAME = [c for c in COLUMNS if c not in _OF_PROCESSES and not c.startswith(("text_s", "pixels_s"))]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Call, cells_of, refused, row_of
+from commands import Call, cells_of, refused, row_of, said
 from fake_pipeline import FakePipeline
 from filelock import FileLock
 from PIL import Image
@@ -85,7 +85,7 @@ def test_a_folder_is_scored_and_described(call: Call, folder: Path) -> None:
     assert f"[{row['image_reward_backend']}]" in out
     assert "scored/row.csv" in out
     assert (row["n"], row["data"], row["split"], row["resolution"]) == (N, "scenes", "validation", 64)
-    assert str(folder) in row["note"]
+    assert str(folder) in said(row)
     assert "image" in err  # the progress
     unknown = "model weights method drafter seed device torch config_hash accepted_length_mean".split()
     assert [row[name] for name in unknown] == [None] * len(unknown)
@@ -142,7 +142,7 @@ def test_partial_accepts_some_of_the_images(call: Call, folder: Path) -> None:
     (folder / "2.png").unlink()
     assert call(*WORDS, "partial=true", "out=some")[0] == 0
     assert row_of("some")["n"] == N - 1
-    assert "1 of 6 prompts" in row_of("some")["note"]
+    assert "1 of 6 prompts" in said(row_of("some"))
     for path in folder.iterdir():
         path.rename(folder / f"a{path.name}")
     assert "id of 5 images" in call(*WORDS, "partial=true")[2]
@@ -164,11 +164,11 @@ def test_images_of_a_run_keep_their_prompts(call: Call, tmp_path: Path) -> None:
         assert call(*words)[0] == 0
         files = [(cell["prompt"], Path(cell["file"]).stem) for cell in cells_of(f"{out}/pictures.csv")]
         assert [(prompt, stem.replace("first", "00001")) for prompt, stem in files] == wanted
-        assert "another prompt" not in row_of(out)["note"]
+        assert "another prompt" not in said(row_of(out))
     others = [scenes.sample("validation", N + i).caption for i in range(N)]  # the same ids
     (tmp_path / "lines.txt").write_text("\n".join(others))
     assert call("copied", "prompts=lines.txt", "partial=true", "metrics=scenes_clip", "out=others")[0] == 0
-    assert "6 of 6 images were decoded from another prompt" in row_of("others")["note"]
+    assert "6 of 6 images were decoded from another prompt" in said(row_of("others"))
     assert [cell["id"] for cell in cells_of("others/pictures.csv")] == ["2", "2", "4", "4", "6", "6"]
 
 
@@ -181,7 +181,7 @@ def test_an_offset_of_one_is_named(call: Call, folder: Path, tmp_path: Path) -> 
     part = refused(call, *words)  # 1 to 5 fit the prompts of both numbers
     assert ("raised by one" in part, "partial" in part) == (True, False)
     assert call(*words, "partial=true", "out=some")[0] == 0
-    assert "raised by one" in row_of("some")["note"]
+    assert "raised by one" in said(row_of("some"))
     write_prompts(tmp_path / "prompts.tsv", {i - 1: text for i, text in enumerate(CAPTIONS, 1)} | {9: "x"})
     for path in sorted(folder.iterdir(), reverse=True):
         path.rename(folder / f"{int(path.stem) + 1}-0.png")  # 2 to 6
@@ -224,7 +224,7 @@ def test_prompts_are_needed_by_what_reads_them(call: Call, folder: Path, monkeyp
     assert call("pictures", "metrics=scenes_fid", "data=scenes", "out=out")[0] == 0
     named = row_of("out")
     assert named["fid"] == alone["fid"] > 0
-    assert "not paired with prompts" in named["note"]
+    assert "not paired with prompts" in said(named)
     assert "id of 6 images" in call("pictures", "metrics=scenes_fid", "prompts=prompts.tsv")[2]
 
 
@@ -276,7 +276,7 @@ def test_absent_weights_leave_a_metric_empty(call: Call, folder: Path) -> None:
     row = row_of("scored")
     for column in ("fid", "clip_score", "image_reward", "hpsv2"):
         assert row[column] is None
-        assert f"{column}: " in row["note"]
+        assert f"{column}: " in said(row)
     assert out.count("not measured") == 4
 
 
@@ -384,7 +384,7 @@ def test_a_run_gets_its_quality_columns_and_keeps_all_else(call: Call, finished:
     row = row_of("run")
     assert f"image_reward     {row['image_reward']:.4f} ± " in out
     assert row["clip_score"] is not None
-    columns = ("clip_score", "image_reward", "time", "config_hash", "note")
+    columns = ("clip_score", "image_reward", "time", "config_hash", "remarks")
     changed = {name for name in row if name.startswith(columns)}
     assert {name: row[name] for name in set(row) - changed} == {name: before[name] for name in set(row) - changed}
     assert {path: path.read_bytes() for path in finished.rglob("*/*.png")} == pictures
@@ -451,7 +451,7 @@ def test_images_with_transparency_are_counted_and_scored_again(call: Call, folde
     assert call(*WORDS, "out=opaque")[0] == 0
     Image.fromarray(np.dstack([pixels, np.zeros((64, 64), np.uint8)])).save(folder / "3.png")
     assert call(*WORDS, "out=clear")[0] == 0
-    assert "1 of 6 images have transparency" in row_of("clear")["note"]
+    assert "1 of 6 images have transparency" in said(row_of("clear"))
     opaque, clear = (cells_of(f"{out}/pictures.csv")[3]["scenes_clip"] for out in ("opaque", "clear"))
     assert clear == opaque
     stored = json.loads(Path("clear/digests.json").read_text())
@@ -466,7 +466,7 @@ def test_images_with_transparency_are_counted_and_scored_again(call: Call, folde
 def test_degenerate_images_are_noted(call: Call, folder: Path) -> None:
     """Also if the scores are cached. In a folder without prompts, copies of a few images are not reported."""
     assert call(*WORDS, "out=fine")[0] == 0
-    assert not any(word in row_of("fine")["note"] for word in ("equal", "flat", "below"))
+    assert not any(word in said(row_of("fine")) for word in ("equal", "flat", "below"))
     for i in (1, 2):
         shutil.copy(folder / "0.png", folder / f"{i}.png")
     for i, size in ((4, (64, 64)), (5, (8, 8))):
@@ -478,4 +478,4 @@ def test_degenerate_images_are_noted(call: Call, folder: Path) -> None:
             f"1 of {N} images .*16 pixels .*8x8",
             f"3 of {N} images equal",
         ):
-            assert re.search(remark, row_of("bad")["note"])
+            assert re.search(remark, said(row_of("bad")))

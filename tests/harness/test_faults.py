@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import Call, refused, row_of
+from commands import Call, refused, row_of, said
 from fake_pipeline import FakePipeline, at, execute, hungry, interrupt
 from filelock import FileLock
 
@@ -58,13 +58,13 @@ def test_ctrl_c_finishes_the_image_and_writes_a_row(calm: Path, tmp_path: Path) 
         assert set(images(out)) == set(range(n))  # including the image in progress
         row = row_of(out)
         assert (row["n"], row["timed_pairs"]) == (n, None if words else 3)
-        assert ((row["note"] or "").startswith(f"stopped after {n} of 6 images")) == (n < 6)
+        assert (said(row).startswith(f"stopped after {n} of 6 images")) == (n < 6)
         alone = execute(tmp_path / f"alone{case}", *words, f"n={n}", *(["baseline=false"] if words else []))
         columns = ["config_hash", "steps", "speedup_step", "latency_s_mean", "speedup_latency"]
         assert {name: row[name] for name in columns} == {name: alone[name] for name in columns}
         done = execute(out, *words)
         assert (done["n"], done["timed_pairs"]) == (6, None if words else 6)
-        assert ("2 processes" in done["note"], "timings" in done["note"]) == (True, not words)
+        assert ("2 processes" in said(done), "timings" in said(done)) == (True, not words)
         assert images(out) == images(calm)
         assert images(out, "baseline") == images(calm, "baseline")
 
@@ -215,7 +215,7 @@ def test_too_little_memory_makes_the_batches_smaller(calm: Path, tmp_path: Path)
     row = execute(tmp_path / "run", "batch=5", "warmup=1", loader=hungry(2))
     assert images(tmp_path / "run") == images(calm)
     assert [r.batch for r in read_records(tmp_path / "run/records.jsonl")] == [2] * 6
-    assert re.search(r"memory.*batches of 2\b", row["note"])
+    assert re.search(r"memory.*batches of 2\b", said(row))
 
 
 def test_an_image_that_never_fits_is_recorded_and_tried_again(call: Call, tmp_path: Path, monkeypatch: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import row_of
+from commands import row_of, said
 from fake_pipeline import FakePipeline
 
 from specbench import data
@@ -141,21 +141,21 @@ def test_prompts_that_the_model_does_not_read_to_their_end_are_counted(tmp_path:
     """A prompt counts once. The fake model reads 40 words."""
     (tmp_path / "p.txt").write_text("\n".join(" ".join(["word"] * n) for n in (39, 40, 41, 45)))
     row = execute(tmp_path / "run", f"prompts={tmp_path}/p.txt", "n=4", "images_per_prompt=2")
-    assert "2 of 4 (up to 5 tokens)" in row["note"]
-    assert run.stored_outcome(tmp_path / "run").row["note"] == row["note"]
+    assert "2 of 4 (up to 5 tokens)" in said(row)
+    assert said(run.stored_outcome(tmp_path / "run").row) == said(row)
     assert [r.unread for r in read_records(tmp_path / "run/baseline.jsonl")][:4] == [0, 0, 1, 5]
     short = execute(tmp_path / "run", f"prompts={tmp_path}/p.txt", "n=2", "images_per_prompt=2")
-    assert "tokens)" not in (short["note"] or "")
+    assert "tokens)" not in said(short)
 
 
 def test_the_error_of_a_metric_is_over_prompts() -> None:
     metric = ScenesReward(ScoringContext(ASSETS, ASSETS), {})
     items = [data.Item(i, "", None, str(i % 3)) for i in range(12)]
     outputs = np.random.default_rng(0).normal(size=(12, 1))
-    [score] = over_prompts(metric, (Score(0.5, 0.1, "", ""),), outputs, items)
+    [score] = over_prompts(metric, (Score(0.5, 0.1, ""),), outputs, items)
     assert score.stderr == pytest.approx(outputs.reshape(4, 3).mean(0).std(ddof=1) / np.sqrt(3))
     alone = [replace(item, id=str(item.index)) for item in items]
-    assert over_prompts(metric, (Score(0.5, 0.1, "", ""),), outputs, alone)[0].stderr == 0.1
+    assert over_prompts(metric, (Score(0.5, 0.1, ""),), outputs, alone)[0].stderr == 0.1
 
 
 def test_files_of_one_prompt_are_paired_with_it(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import Call
+from commands import Call, row_of
 from rehearsal.vocabularies import chameleon_names, save_chameleon
 
 from specbench import data
@@ -15,6 +15,7 @@ from specbench.config import configuration, registry
 from specbench.errors import UsageError
 from specbench.harness.run import check_prompts
 from specbench.rows.journal import read_records
+from specbench.rows.remark import remark, remarks_of
 
 SMALL = ("weights=random", "reduced=true", "dtype=float32", "device=cpu", "warmup=0", "metrics=none")
 CAPTIONED = "lumina_mgpt anole emu3 janus_pro_1b simplear_05b lumina_mgpt2".split()
@@ -83,7 +84,7 @@ def test_a_run_refuses_before_its_first_image_and_the_length_may_grow(tmp_path: 
         assert call(*words, *more, f"out={out}")[0] == 2, more
         assert {name: (out / name).read_bytes() for name in before} == before, more
     assert call(*words, "prompt_length=100", f"out={out}")[0] == 0
-    assert "differ in prompt length" in (out / "row.csv").read_text()
+    assert remark("processes_differ", what="prompt length") in remarks_of(row_of(out))
     assert call(*words, "prompt_length=93", f"out={other}")[0] == 0
     grown, fresh = ([record.sha256 for record in read_records(path / "records.jsonl")] for path in (out, other))
     assert grown == fresh

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import said
 from fake_pipeline import TOKENS, FakePipeline, at
 from PIL import Image
 
@@ -31,6 +32,7 @@ from specbench.rows import provenance, report_text
 from specbench.rows.columns import COLUMNS, TIMED_COLUMNS
 from specbench.rows.csv_files import read_rows
 from specbench.rows.journal import Journal, pixel_digest, read_records
+from specbench.rows.remark import free
 
 FAST = {"metrics": "none", "n": "6"}
 STEPS = [4, 5, 6, 7, 4, 5]  # steps of the fake's first six images
@@ -76,7 +78,7 @@ def test_a_run_writes_its_files(bench: Bench) -> None:
     names = {p.name for p in bench.out.iterdir()} - {".lock"}
     assert names == {
         "config.yaml", "run.json", "run.log", "records.jsonl", "baseline.jsonl", "images", "baseline", "row.csv",
-        "contact_sheet.png",
+        "details.json", "contact_sheet.png",
     }  # fmt: skip
     assert read_rows(bench.outcome.folder.row) == [row]
     made, vanilla = (read_records(bench.out / f"{name}.jsonl") for name in ("records", "baseline"))
@@ -103,7 +105,7 @@ def test_the_values_of_a_row(bench: Bench) -> None:
     lengths = [TOKENS / s for s in STEPS]
     expected = {
         "method": "cool_sd", "delta": 1.1, "window": None, "n": 6, "tokens": TOKENS, "resolution": 8,
-        "weights": "fake:0", "device": "cpu", "note": None, "fid": None, "fid_backend": None,
+        "weights": "fake:0", "device": "cpu", "remarks": None, "fid": None, "fid_backend": None,
         "accepted_length_mean": np.mean(lengths),
         "accepted_length_std": np.std(lengths, ddof=1),
         "accepted_length_stderr": stderr(lengths),
@@ -179,8 +181,8 @@ def test_without_a_baseline_there_are_no_speedups_until_it_is_added(bench: Bench
     assert bench.pipelines[1].decoded == [("vanilla", i) for i in range(6)]
     # The two passes are separate, so there are no pairs and no speed-up in seconds.
     assert (row["baseline_latency_s"], row["speedup_latency"], row["timed_pairs"]) == (TOKENS, None, None)
-    assert "2 processes" in row["note"]
-    assert "6 of 6 images" in row["note"]
+    assert "2 processes" in said(row)
+    assert "6 of 6 images" in said(row)
 
 
 def test_in_a_batch_there_is_no_latency(bench: Bench, tmp_path: Path) -> None:
@@ -188,7 +190,7 @@ def test_in_a_batch_there_is_no_latency(bench: Bench, tmp_path: Path) -> None:
     assert {row[c] for c in TIMED_COLUMNS} == {None}
     assert row["timing"] == "false"
     assert row["speedup_step"] == TOKENS / np.mean(STEPS)
-    assert "batch 1" in row["note"]
+    assert "batch 1" in said(row)
     assert [r.batch for r in read_records(bench.out / "records.jsonl")] == [4, 4, 4, 4, 2, 2]
     alone = Bench(tmp_path / "alone")
     row = alone.run("n=1")  # one image has no spread
@@ -411,9 +413,9 @@ def test_a_killed_run_loses_and_repeats_nothing(tmp_path: Path) -> None:
     assert row["timed_pairs"] == 5
     assert row["speedup_latency"] == pytest.approx(5 * TOKENS / (sum(STEPS) - STEPS[3]))
     assert row["latency_s_mean"] == np.mean(STEPS)
-    assert "decoded in 2 processes" in row["note"]
-    assert "1 of 6 images" in row["note"]
-    settled = set(row) - {"run_id", "time", "note", "peak_memory_mib", "baseline_run_id"} - TIMED_COLUMNS
+    assert "decoded in 2 processes" in said(row)
+    assert "1 of 6 images" in said(row)
+    settled = set(row) - {"run_id", "time", "remarks", "peak_memory_mib", "baseline_run_id"} - TIMED_COLUMNS
     assert {k: row[k] for k in settled} == {k: undisturbed[k] for k in settled}
 
 
@@ -429,7 +431,7 @@ def scorer(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         cached: metrics.Outputs,
     ) -> dict[str, Score]:
         calls.append((names, [images[i] for i in range(len(images))], items))
-        return {"fid": Score(12.5, None, "scenes-x@1", "few"), "image_reward": Score(None, None, "", "no weights")}
+        return {"fid": Score(12.5, None, "scenes-x@1", (free("few"),)), "image_reward": Score.unmeasured("no weights")}
 
     monkeypatch.setattr(metrics, "score", score)
     return calls
@@ -445,7 +447,7 @@ def test_metrics_see_the_pictures_beside_their_prompts(bench: Bench, scorer: lis
             assert (image == pipeline.pixels(pipeline.decode([item.prompt], [(0, item.index)]).tokens)[0]).all()
     assert (row["fid"], row["fid_stderr"], row["fid_backend"]) == (12.5, None, "scenes-x@1")
     assert (row["image_reward"], row["image_reward_backend"]) == (None, None)
-    assert row["note"] == "fid: few; image_reward: no weights"
+    assert said(row) == "fid: few; image_reward: no weights"
     assert read_rows(bench.outcome.folder.row) == [row]
 
 
@@ -458,7 +460,7 @@ def test_a_run_never_has_all_its_pictures_in_memory(bench: Bench, monkeypatch: p
     bench.run("baseline=false")
     assert read == [0, 1]
     row = bench.run("baseline=false", "metrics=scenes_fid")
-    assert re.search(r"scenes_classifier\.safetensors\b.* 64x64 .* 8x8", row["note"])
+    assert re.search(r"scenes_classifier\.safetensors\b.* 64x64 .* 8x8", said(row))
     assert sorted(read) == [0, 0, 0, 1, 1, 1, 2, 3, 4, 5]
 
 
@@ -467,7 +469,7 @@ def test_missing_measurements_are_reported_before_decoding(bench: Bench, capsys:
     stderr = capsys.readouterr().err
     assert stderr.index("hpsv2 cannot be measured here: ") < stderr.index("loading")
     assert row["hpsv2"] is None
-    assert "hpsv2: " in row["note"]
+    assert "hpsv2: " in said(row)
 
 
 def test_the_report_names_what_was_written(bench: Bench) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Call, row_of
+from commands import Call, row_of, said
 from fake_pipeline import FakePipeline, at, interrupt
 
 import specbench
@@ -29,7 +29,7 @@ OF_PROCESS = {
     "run_id",
     "baseline_run_id",
     "time",
-    "note",
+    "remarks",
     "text_s",
     "pixels_s",
     "text_s_stderr",
@@ -119,7 +119,7 @@ def test_the_merged_row_says_that_memory_was_too_small(home: Path, tmp_path: Pat
     other = Path(shutil.copytree(home / "3", tmp_path / "3"))
     RunMetadata.read(other / "run.json").changed(smallest_batch=2).write(other / "run.json")
     merged = run.merge([other, *shards(home)[1:]], tmp_path / "merged", {})
-    assert "batches of 2" in merged.row["note"]
+    assert "batches of 2" in said(merged.row)
 
 
 def test_an_interrupted_merge_continues(home: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import said
 from fake_pipeline import TOKENS, FakePipeline, at, execute, interrupt
 from test_summary import timed
 
@@ -260,7 +261,7 @@ def test_a_row_says_whether_its_timing_is_valid(tmp_path: Path, monkeypatch: pyt
         assert row["timing_valid"] == ("true" if holds else "false"), factor
         assert (row["timed_pairs"], row["further_pairs"]) == ((12, 0) if holds else (24, 12)), factor
         assert row["speedup_latency"] is not None  # the row keeps the measured value
-        assert ("12 of them" in (row["note"] or "")) == (not holds), factor
+        assert ("12 of them" in said(row)) == (not holds), factor
 
 
 def test_further_pairs_are_measured_until_the_timing_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,9 @@ def test_mlflow_gets_parameters_numbers_and_files(folder: RunFolder, monkeypatch
     assert all(isinstance(value, str) for value in parameters.values())
     [((numbers,), _)] = calls.by_name("log_metrics")
     assert numbers == trackers.numbers(row)
-    assert [args[0] for args, _ in calls.by_name("log_artifact")] == [str(folder.row), str(folder.sheet)]
+    assert [args[0] for args, _ in calls.by_name("log_artifact")] == [
+        str(folder.path / name) for name in ("row.csv", "details.json", "contact_sheet.png")
+    ]
 
 
 def test_tensorboard_gets_scalars_over_the_prompts(

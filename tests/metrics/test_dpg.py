@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import said
 
 from specbench import metrics
 from specbench.config import indices
@@ -19,6 +20,7 @@ from specbench.data import Item
 from specbench.errors import UsageError
 from specbench.metrics import ScoringContext, dpg
 from specbench.rows import remarks
+from specbench.rows.remark import as_json, free
 from specbench.storage.image_files import ImageArray
 
 HEADER = (
@@ -112,9 +114,9 @@ def test_the_columns_are_means_of_prompts_and_of_the_last_image_s_answers(
     for name, answers in last.items():
         assert columns[f"dpg_{name}"].value == pytest.approx(100 * sum(answers) / len(answers)), name
     assert columns["dpg_other"].value is None
-    assert columns["dpg_other"].note
-    assert re.match(r"2 prompts of 2 images .*1065 of 4\b", columns["dpg"].note)
-    assert "entity - part 100.00, entity - whole 0.00" in columns["dpg"].note
+    assert said(columns["dpg_other"])
+    assert re.match(r"2 prompts of 2 images .*1065 of 4\b", said(columns["dpg"]))
+    assert "entity - part 100.00, entity - whole 0.00" in said(columns["dpg"])
     # Over two prompts; the images of a prompt count together.
     spread = np.std([100 * value for value in scores.values()], ddof=1) / np.sqrt(2)
     assert columns["dpg"].stderr == pytest.approx(spread)
@@ -138,7 +140,7 @@ def test_a_prompt_whose_parent_is_not_in_the_table_is_left_out(tmp_path: Path, m
     assert not dpg.is_scored(metric.table["0"])  # type: ignore[attr-defined]
     scores = metrics.score(["dpg"], images(10, 20, 30), [item("0"), item("1"), item("1", 1)], context)
     assert scores["dpg"].value == pytest.approx(100 * (1 / 3 + 0) / 2)
-    assert re.match(r"1 prompts of 2 images .*1065 of 4\b.* 1 prompts left out", scores["dpg"].note)
+    assert re.match(r"1 prompts of 2 images .*1065 of 4\b.* 1 prompts left out", said(scores["dpg"]))
     outputs = metric.scorer()([*images(10, 20, 30)], [item("0"), item("1"), item("1", 1)])
     assert np.isnan(outputs[0]).all()
     assert metric.per_image(outputs) is None
@@ -146,7 +148,7 @@ def test_a_prompt_whose_parent_is_not_in_the_table_is_left_out(tmp_path: Path, m
     assert moved is not None
     np.testing.assert_allclose(moved, np.array([0, 100 / 6, -100 / 6]) * 3 / 2)
     alone = metrics.score(["dpg"], images(10), [item("0")], context)["dpg"]
-    assert (alone.value, alone.note[:9]) == (None, "no prompt")
+    assert (alone.value, said(alone)[:9]) == (None, "no prompt")
 
 
 def test_prompts_of_another_table_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +157,7 @@ def test_prompts_of_another_table_are_refused(tmp_path: Path, monkeypatch: pytes
     answered(context, {}, monkeypatch)
     score = metrics.score(["dpg"], images(10), [item("7")], context)["dpg"]
     assert score.value is None
-    assert re.match("dpg_bench.csv .*data=dpg", score.note)
+    assert re.match("dpg_bench.csv .*data=dpg", said(score))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +203,7 @@ def test_the_published_vqa_model_is_asked_the_bare_question(tmp_path: Path, monk
     write(tmp_path)
     assert metrics.metric("dpg", context).cache_key.startswith("dpg-bench by mplug-large@")
     absent = metrics.score(["dpg"], images(10), [item("1")], context)["dpg"]
-    assert "pip install 'modelscope[multi-modal]'" in absent.note
+    assert "pip install 'modelscope[multi-modal]'" in said(absent)
     for name, content in {
         "modelscope": {},
         "modelscope.pipelines": {"pipeline": pipeline},
@@ -218,6 +220,7 @@ def test_the_published_vqa_model_is_asked_the_bare_question(tmp_path: Path, monk
 
 
 def test_why_a_column_with_a_digit_is_empty_is_said() -> None:
-    row = {"note": "dpg: no table; fd_dinov2: no weights; read them first; hpsv2: no file"}
+    reasons = {"dpg": "no table", "fd_dinov2": "no weights; read them first", "hpsv2": "no file"}
+    row = {"remarks": as_json(free(text).about(column) for column, text in reasons.items())}
     reasons = remarks.unmeasured(["dpg", "fd_dinov2", "hpsv2"], row)
     assert reasons == {"dpg": "no table", "fd_dinov2": "no weights; read them first", "hpsv2": "no file"}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import said
 from test_preference import randomise
 from torch.nn.functional import normalize
 
@@ -233,7 +234,7 @@ def test_images_are_scored_by_task_whatever_the_batch(small: Path) -> None:
     alone = [scorer([image], [single]) for image, single in zip(images, items)]
     assert np.array_equal(outputs, np.concatenate(alone))
     refused = metrics.score(["geneval"], ImageArray(images[:1]), [Item(0, "a cup", None, "0")], context)
-    assert "data=geneval" in refused["geneval"].note
+    assert "data=geneval" in said(refused["geneval"])
 
 
 def test_weights_of_another_network_are_refused(weights: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import random_inception
 import torch
+from commands import said
 from PIL import Image
 from scipy import linalg
 from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics_to_metric
@@ -169,8 +170,8 @@ def test_absent_weights_leave_the_columns_empty(tmp_path: Path) -> None:
     assert list(scores) == ["fid", "kid", "inception_score", "precision", "recall"]
     for score in scores.values():
         assert score.value is None
-        assert "specbench fetch metrics=fid" in score.note
-        assert str(tmp_path / "inception") in score.note
+        assert "specbench fetch metrics=fid" in said(score)
+        assert str(tmp_path / "inception") in said(score)
     with pytest.raises(Unavailable, match=inception.FILES[0]):
         metrics.metric("fid", context).scorer()
 
@@ -235,8 +236,8 @@ def test_fid_agrees_with_torch_fidelity(narrow: Path, n: int) -> None:
     assert score.value == pytest.approx(expected, rel=1e-6)  # the requirement is 1e-3
     assert score.value == pytest.approx(by_singular_values(fake, real), rel=1e-4)
     assert score.backend.startswith(f"inception-v3@{inception.SHA256[:8]}, tf resize, reference any@")
-    assert "300 real" in score.note
-    assert " any" in score.note
+    assert "300 real" in said(score)
+    assert " any" in said(score)
     assert score.stderr is not None
 
 
@@ -260,8 +261,8 @@ def test_kid_agrees_with_torch_fidelity(narrow: Path, n: int) -> None:
         permuted, torch.from_numpy(real), kid_subsets=7, kid_subset_size=size, rng_seed=2020, verbose=False
     )
     assert score.value == reference["kernel_inception_distance_mean"]
-    assert "90 real" in score.note
-    assert f" any, 7 subsets of {size}" in score.note
+    assert "90 real" in said(score)
+    assert f" any; 7 subsets of {size}" in said(score)
 
 
 def test_kid_is_the_unbiased_discrepancy_and_estimates_its_spread(narrow: Path) -> None:
@@ -291,7 +292,7 @@ def test_inception_score_agrees_with_torch_fidelity(narrow: Path) -> None:
     splits = [isc_features_to_metric(part, 1)["inception_score_mean"] for part in torch.tensor_split(logits, 10)]
     # torch-fidelity and tensor_split give the extra image to different splits
     assert score.stderr == pytest.approx(np.std(splits, ddof=1) / np.sqrt(10), rel=0.5)
-    assert "n = 45 in 10 splits for 1008 classes" in score.note
+    assert "n = 45 in 10 splits for 1008 classes" in said(score)
     assert score.backend.endswith("tf resize, 10 splits")
     for few in (9, 10, 15, 19, 20):  # an image alone in its split would score 1
         (score,) = inception.InceptionScore(context, {}).score(rows[:few], names[:few])
@@ -326,7 +327,7 @@ def test_precision_and_recall_agree_with_torch_fidelity(narrow: Path) -> None:
     assert 0 < recall.value < precision.value < 1
     assert precision.stderr == pytest.approx(np.sqrt(precision.value * (1 - precision.value) / 50))
     assert recall.stderr is None
-    assert "50 images to 80" in recall.note
+    assert "50 images to 80" in said(recall)
     too_few = metric.score(outputs(fake)[:3], some_items(3))
     assert [score.value for score in too_few] == [None, None]
 

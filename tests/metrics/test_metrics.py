@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
+from commands import said
 
 from specbench import metrics
 from specbench.compare.paired import by_influence
@@ -31,6 +32,7 @@ from specbench.metrics.frechet import Moments, distance, influences, standard_er
 from specbench.models import evaluators as ev
 from specbench.models.pixels import to_float
 from specbench.rows import columns as rows
+from specbench.rows.remark import free
 from specbench.storage.image_files import ImageArray, digest
 
 NAMES = ["scenes_fid", "scenes_clip", "scenes_reward"]
@@ -93,7 +95,7 @@ def assert_same(actual: dict[str, metrics.Score], expected: dict[str, metrics.Sc
     for name, score in actual.items():
         for value, wanted in ((score.value, expected[name].value), (score.stderr, expected[name].stderr)):
             assert value == (wanted if wanted is None else pytest.approx(wanted, rel=NEAR, abs=1e-7)), name
-        assert (score.backend, score.note) == (expected[name].backend, expected[name].note), name
+        assert (score.backend, said(score)) == (expected[name].backend, said(expected[name])), name
 
 
 def features_of(assets: Path, images: np.ndarray) -> np.ndarray:
@@ -114,7 +116,7 @@ def test_fid_agrees_with_the_textbook(assets: Path, images: np.ndarray, items: l
     assert expected > 0.01  # so that a relative tolerance is meaningful
     # the same formula with another square root: both use float64 on float32 features
     assert score.value == pytest.approx(expected, rel=1e-4)
-    assert "40 real" in score.note
+    assert "40 real" in said(score)
     again = measure(["scenes_fid"], scenes.render("train", range(40))[0], items[:40], assets)["fid"]
     assert again.value == pytest.approx(0, abs=1e-5)
 
@@ -177,7 +179,7 @@ def test_fid_renders_its_reference_where_none_is_stored(
     score = measure(["scenes_fid"], images, items, tmp_path)["fid"]
     expected = frechet(features_of(assets, images), features_of(assets, images[:30]))
     assert score.value == pytest.approx(expected, rel=1e-3, abs=1e-6)
-    assert "30 real" in score.note
+    assert "30 real" in said(score)
 
 
 def test_clip_score_is_the_mean_cosine(assets: Path, images: np.ndarray, items: list[Item]) -> None:
@@ -191,18 +193,18 @@ def test_clip_score_is_the_mean_cosine(assets: Path, images: np.ndarray, items: 
     score = measure(["scenes_clip"], images[keep], [items[i] for i in keep], assets)["clip_score"]
     assert score.value == pytest.approx(cosines[keep].mean(), abs=1e-6)
     assert score.stderr == pytest.approx(cosines[keep].std(ddof=1) / np.sqrt(len(keep)), rel=1e-4)
-    assert score.note == ""
+    assert said(score) == ""
 
 
 def test_clip_score_counts_captions_it_cannot_read(assets: Path, images: np.ndarray) -> None:
     items = [Item(0, "a red circle", None), Item(1, "a zebra on a bicycle", None)]
-    note = measure(["scenes_clip"], images[:2], items, assets)["clip_score"].note
+    note = said(measure(["scenes_clip"], images[:2], items, assets)["clip_score"])
     assert "1 of 2 captions" in note
 
 
 def test_clip_score_counts_captions_that_it_cuts(assets: Path, images: np.ndarray) -> None:
     items = [Item(i, " ".join(["red"] * n), None) for i, n in enumerate((39, 40, 41, 60))]
-    note = measure(["scenes_clip"], images[:4], items, assets)["clip_score"].note
+    note = said(measure(["scenes_clip"], images[:4], items, assets)["clip_score"])
     assert "2 of 4 captions have more than 40 tokens" in note
 
 
@@ -224,7 +226,7 @@ def test_reward_names_the_attribute_accuracy(assets: Path, images: np.ndarray, i
     labels = torch.tensor([item.labels for item in items])
     logits = ev.load(assets / "scenes_reader.safetensors", ev.AttributeReader)(to_float(images))
     right = torch.stack([x.argmax(1) for x in logits], 1)[labels != worlds.ABSENT] == labels[labels != worlds.ABSENT]
-    assert score.note == f"attribute accuracy {right.double().mean():.4f}"
+    assert said(score) == f"attribute accuracy {right.double().mean():.4f}"
     assert score.value == pytest.approx(float(scenes_metrics.rewards(logits, labels).mean()), abs=1e-5)
 
 
@@ -262,8 +264,8 @@ def test_absent_weights_are_a_note_not_a_crash(images: np.ndarray, items: list[I
     context = metrics.ScoringContext(tmp_path, tmp_path)
     for name, score in zip(NAMES, measure(NAMES, images, items, tmp_path).values(), strict=True):
         assert (score.value, score.stderr, score.backend) == (None, None, "")
-        assert metrics.missing(name, context) == score.note
-        assert re.search(r"\bscenes_\w+\.safetensors\b.*`make train-scenes`", score.note)
+        assert metrics.missing(name, context) == said(score)
+        assert re.search(r"\bscenes_\w+\.safetensors\b.*`make train-scenes`", said(score))
         assert metrics.missing(name, metrics.ScoringContext(ASSETS, tmp_path)) == ""
 
 
@@ -271,13 +273,13 @@ def test_images_that_cannot_be_scored_have_a_note(assets: Path, images: np.ndarr
     strangers = [Item(i.index, i.prompt, None) for i in items]
     unlabelled = measure(NAMES, images, strangers, assets)
     assert unlabelled["image_reward"].value is None
-    assert "labels" in unlabelled["image_reward"].note
+    assert "labels" in said(unlabelled["image_reward"])
     assert unlabelled["fid"].value > 0
-    assert "not of scenes" in unlabelled["fid"].note
+    assert "not of scenes" in said(unlabelled["fid"])
     large = measure(NAMES, np.zeros((2, 128, 96, 3), np.uint8), items[:2], assets)
-    assert all(score.value is None and "96x128" in score.note for score in large.values())
+    assert all(score.value is None and "96x128" in said(score) for score in large.values())
     empty = measure(NAMES, images[:0], [], assets)
-    assert all(score.value is None and score.note == "no images" for score in empty.values())
+    assert all(score.value is None and said(score) == "no images" for score in empty.values())
 
 
 def test_misuse_is_a_clear_error(assets: Path, images: np.ndarray, items: list[Item]) -> None:
@@ -345,8 +347,8 @@ def test_the_scores_equal_those_of_earlier_versions(real: tuple[np.ndarray, list
     assert scores["clip_score"].value == pytest.approx(0.9558330309175059, rel=1e-6)
     assert scores["clip_score"].stderr == pytest.approx(0.0011853438699865255, rel=1e-4)
     assert scores["image_reward"].value == pytest.approx(0.9925831725200017, rel=1e-6)
-    assert scores["image_reward"].note == "attribute accuracy 0.9972"
-    assert "2000 real" in scores["fid"].note
+    assert said(scores["image_reward"]) == "attribute accuracy 0.9972"
+    assert "2000 real" in said(scores["fid"])
 
 
 class Brightness(Scorer):
@@ -383,7 +385,7 @@ class Light(Metric):
     def score(self, outputs: np.ndarray, items: Sequence[Any]) -> tuple[metrics.Score, ...]:
         if self.fails_in == "score":
             raise Unavailable("no reference: look into the sun")
-        return (metrics.Score(float(outputs[:, 0].mean()), None, self.cache_key, ""),)
+        return (metrics.Score(float(outputs[:, 0].mean()), None, self.cache_key),)
 
 
 class Spread(Light):
@@ -392,7 +394,7 @@ class Spread(Light):
     columns = ("kid", "recall")
 
     def score(self, outputs: np.ndarray, items: Sequence[Any]) -> tuple[metrics.Score, ...]:
-        return (metrics.Score(float(outputs[:, 0].std()), None, "", ""), metrics.Score(1.0, None, "", "sure"))
+        return (metrics.Score(float(outputs[:, 0].std()), None, ""), metrics.Score(1.0, None, "", (free("sure"),)))
 
 
 class Length(Light):
@@ -407,7 +409,7 @@ class Length(Light):
 
     def score(self, outputs: np.ndarray, items: Sequence[Any]) -> tuple[metrics.Score, ...]:
         assert [len(item.prompt) for item in items] == outputs[:, 1].tolist()  # paired
-        return (metrics.Score(float(outputs[:, 1].mean()), None, self.cache_key, ""),)
+        return (metrics.Score(float(outputs[:, 1].mean()), None, self.cache_key),)
 
 
 @pytest.fixture
@@ -462,7 +464,7 @@ def test_metrics_of_one_scorer_share_its_pass_and_one_batch_is_in_memory(network
     values = np.array([images[i].mean() for i in range(1000)])
     assert scores["fid"].value == pytest.approx(values.mean())
     assert scores["kid"].value == pytest.approx(values.std())
-    assert scores["recall"].note == "sure"
+    assert said(scores["recall"]) == "sure"
 
 
 def test_equal_images_are_scored_once_per_prompt(network: Brightness) -> None:
@@ -481,7 +483,7 @@ def test_weights_that_disappear_are_a_note(
         patch.setattr(Light, "fails_in", where)
         scores = metrics.score(["light", "length"], Drawn(5), prompts(5), HERE, metrics.Outputs(tmp_path))
     assert scores["fid"].value is None
-    assert scores["fid"].note.startswith("no lamp" if where == "scorer" else "no reference")
+    assert said(scores["fid"]).startswith("no lamp" if where == "scorer" else "no reference")
     assert (scores["clip_score"].value is None) == (where == "scorer")
     if where == "score":  # the outputs are stored when the reference comes
         network.calls.clear()
@@ -579,11 +581,11 @@ def test_outputs_are_found_by_metric_and_by_scorer(network: Brightness, tmp_path
 
 
 def test_nan_is_not_a_value(network: Brightness, monkeypatch: pytest.MonkeyPatch) -> None:
-    nan = metrics.Score(float("nan"), None, "brightness", "dark")
+    nan = metrics.Score(float("nan"), None, "brightness", (free("dark"),))
     monkeypatch.setattr(Light, "score", lambda self, outputs, items: (nan,))
     score = metrics.score(["light"], Drawn(3), prompts(3), HERE)["fid"]
     assert (score.value, score.stderr, score.backend) == (None, None, "brightness")
-    assert re.search(r"\bnan; dark$", score.note)
+    assert re.search(r"\bnan; dark$", said(score))
 
 
 def test_wrong_scorer_outputs_are_not_cached(
@@ -606,7 +608,7 @@ def test_the_inception_score_counts_the_certain_classes(inception_score: Metric)
     blind = np.full((400, 40), -np.log(40), np.float32)
     for logs, expected in ((sure, 40), (sure[:400:2], 20), (blind, 1)):  # the second: only every other class
         assert inception_score.score(logs, [])[0].value == pytest.approx(expected)
-    assert "n = 20" in inception_score.score(sure[:20], [])[0].note
+    assert "n = 20" in said(inception_score.score(sure[:20], [])[0])
     assert inception_score.score(sure[:1], [])[0].value is None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import said
 from PIL import Image
 from safetensors.torch import save_file
 from scipy import linalg
@@ -244,8 +245,8 @@ def test_fd_dinov2_equals_scipy_s_fréchet_distance(weights: Path, monkeypatch: 
     root = linalg.sqrtm(covariances[0] @ covariances[1]).real
     assert score.value == pytest.approx(gap @ gap + np.trace(covariances[0] + covariances[1] - 2 * root), rel=1e-6)
     assert score.backend.startswith("dinov2-vit-l-14@")
-    assert "300 real" in score.note
-    assert score.note.endswith(" any")
+    assert "300 real" in said(score)
+    assert said(score).endswith(" any")
     assert metric.score(fake[::-1], some_items(200)[::-1]) == (score,)
 
 
@@ -258,8 +259,8 @@ def test_cmmd_is_the_discrepancy_over_all_pairs(weights: Path, monkeypatch: pyte
     within_fake, within_real, cross = (k.mean() for k in kernels)
     assert score.value == pytest.approx(1000 * (within_fake + within_real - 2 * cross), rel=1e-6)
     unbiased = sum((k.sum() - len(k)) / (len(k) * (len(k) - 1)) for k in kernels[:2]) - 2 * cross
-    assert "90 real" in score.note
-    assert f" any; n = 60 adds {score.value - 1000 * unbiased:.4f} " in score.note
+    assert "90 real" in said(score)
+    assert f" any; n = 60 adds {score.value - 1000 * unbiased:.4f} " in said(score)
     (itself,) = metric_against("cmmd", fake, weights, monkeypatch).score(fake, some_items(60))
     assert itself.value == pytest.approx(0, abs=1e-9)
 
@@ -297,7 +298,7 @@ def test_a_folder_is_compared_with_a_reference(
     assert cli.main(words) == 3  # one of the two has no value
     [row] = read_rows(tmp_path / "scored" / "row.csv")
     assert row["fd_dinov2"] is None  # the data set of the real images is not given
-    assert "`specbench reference data=NAME images=DIR metrics=fd_dinov2`" in row["note"]
+    assert "`specbench reference data=NAME images=DIR metrics=fd_dinov2`" in said(row)
     values = []
     for _ in range(2):
         assert cli.main([*words, "reference=coco2017"]) == 0

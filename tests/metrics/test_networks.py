@@ -17,6 +17,7 @@ import numpy as np
 import open_clip
 import pytest
 import torch
+from commands import said
 from PIL import Image
 from safetensors.torch import save_file
 from test_preference import ITEMS, PROMPTS, pictures
@@ -154,7 +155,7 @@ def test_a_score_uses_the_chosen_model(clip: Path, monkeypatch: pytest.MonkeyPat
     assert score.backend == metrics.metric("clip_b32", context_at(clip)).cache_key
     assert score.backend.startswith("clip-vit-b-32@")
     assert score.backend.endswith(", 224 bicubic")
-    assert re.search(r"^1 of 4 .*\b77 tokens", score.note)
+    assert re.search(r"^1 of 4 .*\b77 tokens", said(score))
     shuffled = [2, 0, 3, 1]
     shown, items = [pictures()[i] for i in shuffled], [ITEMS[i] for i in shuffled]
     assert metrics.score(["clip_b32"], shown, items, context_at(clip, batch=3)) == scores
@@ -202,8 +203,8 @@ def test_a_negative_mean_counts_as_zero_only_times_100(clip: Path) -> None:
     metric = metrics.metric("clip_b32_x100", context_at(clip))
     [clamped] = metric.score(outputs, items)
     assert plain.value == pytest.approx(-0.2 / 3)
-    assert plain.note == ""
-    assert "counts as 0" in clamped.note
+    assert said(plain) == ""
+    assert "counts as 0" in said(clamped)
     assert clamped.value == 0
     assert clamped.stderr == pytest.approx(100 * (plain.stderr or 0))
     np.testing.assert_allclose(metric.per_image(outputs), [10, -40, 10])
@@ -293,7 +294,7 @@ def test_absent_weights_are_reported_with_the_way_to_get_them(tmp_path: Path, mo
     assert f"metrics=hpsv2 metrics_dir={tmp_path / 'w'}`" in metrics.missing("hpsv2", context_at(tmp_path / "w"))
     scores = metrics.score(["image_reward", "clip_b32"], pictures(), ITEMS, context)
     assert [s.value for s in scores.values()] == [None, None]
-    assert scores["image_reward"].note.startswith("no ImageReward.pt: ")
+    assert said(scores["image_reward"]).startswith("no ImageReward.pt: ")
 
 
 def test_a_missing_package_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,7 +458,7 @@ def test_rewards_equal_the_official_layout(folder: Path) -> None:
     assert_independent_rows("image_reward", folder)
     scores = metrics.score(["image_reward"], pictures(), ITEMS, context_at(folder, batch=3))["image_reward"]
     assert scores.value == pytest.approx(float(outputs.mean()), abs=1e-6)
-    assert re.search(r"^1 of 4 .*\b35 tokens", scores.note)
+    assert re.search(r"^1 of 4 .*\b35 tokens", said(scores))
     assert scores.backend.startswith("image-reward@")
     assert scores.backend.endswith(", 224 bicubic")
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import said
 from PIL import Image
 from safetensors.torch import save_file
 from test_modern_features import randomise
@@ -123,7 +124,7 @@ def test_pickscore_equals_its_authors_code(pick: Path) -> None:
     assert score.value == pytest.approx(np.mean(expected), rel=1e-4)
     assert score.stderr == pytest.approx(np.std(expected, ddof=1) / 2, rel=1e-3)
     assert score.backend.startswith("pickscore-v1@")
-    assert re.search(r"^1 of 4 .*\b77 tokens", score.note)
+    assert re.search(r"^1 of 4 .*\b77 tokens", said(score))
 
 
 def test_weights_that_differ_from_the_fetched_ones_are_refused(pick: Path) -> None:

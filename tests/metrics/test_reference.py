@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import random_inception
+from commands import said
 from PIL import Image
 
 from specbench import cli, metrics
@@ -22,6 +23,7 @@ from specbench.metrics import inception, real_images
 from specbench.metrics import reference as references
 from specbench.metrics.base import Scorer, ScoringContext, Unavailable
 from specbench.metrics.inception import InceptionMetric
+from specbench.rows import remark_text
 from specbench.storage import image_files
 
 D = 6  # width of the files that are only read
@@ -140,7 +142,8 @@ def test_images_that_the_tools_prepare_in_a_special_way_are_counted(
     Image.new("RGBA", (8, 8), (1, 2, 3, 0)).save(folder / "clear.png")
     assert cli.main(["reference", "data=coco2017", f"images={folder}", "device=cpu"]) == 0
     assert "1 of 8 images have transparency" in capsys.readouterr().out
-    assert "1 of 8 images have transparency" in metrics.metric("fid", context(tmp_path)).against()
+    files = [{"trait": "alpha", "count": 1, "images": 8}]
+    assert metrics.metric("fid", context(tmp_path)).against().values["files_with"] == files
     expected = np.random.default_rng((1 + 2 + 3) * 64).random(8)  # the colours below the transparency
     assert np.abs(metrics.metric("fid", context(tmp_path)).reference.features - expected).max(1).min() < 1e-6
 
@@ -221,7 +224,7 @@ def test_images_come_from_adms_file_too(scorer: Fake, tmp_path: Path, monkeypatc
     features = scorer(shown, [])[:, :8]
     np.testing.assert_array_equal(tf.reference.features, features)
     np.testing.assert_allclose(clean.reference.mean, features.mean(0), rtol=1e-6)
-    assert all(text in tf.against() for text in ("adm.npz", "7 real", "imagenet"))
+    assert all(text in remark_text.text(tf.against()) for text in ("adm.npz", "7 real", "imagenet"))
     scores = score(["fid", "kid", "precision_recall"], context(tmp_path, "imagenet"))
     assert all(value.value is not None for value in scores.values())
 
@@ -357,8 +360,8 @@ def test_an_absent_reference_leaves_the_columns_empty(scorer: Fake, tmp_path: Pa
     assert {column: value.value for column, value in scores.items()} == dict.fromkeys(
         ["fid", "kid", "precision", "recall"]
     )
-    assert "`specbench reference data=coco2017 images=DIR metrics=fid_clean crop=256`" in scores["fid"].note
-    assert re.search("images=DIR metrics=fid`.* reference=NAME", scores["kid"].note)
+    assert "`specbench reference data=coco2017 images=DIR metrics=fid_clean crop=256`" in said(scores["fid"])
+    assert re.search("images=DIR metrics=fid`.* reference=NAME", said(scores["kid"]))
     adm = metrics.metric("fid", context(tmp_path, "imagenet"))
     with pytest.raises(Unavailable, match=r"VIRTUAL_imagenet256_labeled\.npz"):
         adm.fingerprint()
@@ -370,10 +373,10 @@ def test_a_reference_with_only_moments_serves_only_fid(scorer: Fake, tmp_path: P
     np.savez(tmp_path / "adm.npz", mu=np.zeros(8), sigma=np.eye(8))
     scores = score(["fid", "kid"], context(tmp_path, "imagenet", tmp_path / "adm.npz"))
     assert scores["fid"].value is not None
-    assert " adm" in scores["fid"].note
+    assert " adm" in said(scores["fid"])
     assert ", reference adm@" in scores["fid"].backend
     assert scores["kid"].value is None
-    assert re.search("mu .*sigma", scores["kid"].note)
+    assert re.search("mu .*sigma", said(scores["kid"]))
 
 
 def test_a_reference_must_have_the_metric_s_scorer(scorer: Fake, folder: Path, tmp_path: Path) -> None:
@@ -381,11 +384,11 @@ def test_a_reference_must_have_the_metric_s_scorer(scorer: Fake, folder: Path, t
     assert cli.main(["reference", f"images={folder}", f"out={file}", "metrics=fid_clean", "device=cpu"]) == 0
     with pytest.raises(UsageError, match="clean.*tf"):
         score(["fid"], context(tmp_path, "", file))
-    own = score(["fid_clean"], context(tmp_path, "", file))["fid"].note
-    assert re.search("7 real .*clean", own)
+    own = score(["fid_clean"], context(tmp_path, "", file))["fid"]
+    assert re.search("7 real .*clean", said(own))
     other = score(["fid_clean_256"], context(tmp_path, "", file))["fid"]
     assert other.value is not None
-    assert re.search("clean .*crop null.*crop 256", other.note)
+    assert re.search("clean .*crop null.*crop 256", said(other))
 
 
 def test_with_the_network_itself(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,13 @@ is computed, printed or drawn."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import said
 from scipy import stats
 
 from specbench import metrics
@@ -21,6 +23,8 @@ from specbench.metrics.scenes import ScenesFID
 from specbench.models import evaluators as ev
 from specbench.rows import shown
 from specbench.rows.differences import Difference, differences, pairs_for, reach, several
+from specbench.rows.remark import as_json, remark
+from specbench.rows.shown import bias
 from specbench.tables import figures, layout
 from specbench.tables.catalog import TABLES
 
@@ -38,7 +42,7 @@ def test_a_distance_of_few_images_is_marked(n: int) -> None:
     [score] = metric.score(features, items)
     assert score.value is not None
     assert score.value > 0
-    assert ((score.stderr is None), FEW in score.note) == (n == 2, n < 1024)
+    assert ((score.stderr is None), FEW in said(score)) == (n == 2, n < 1024)
     [single] = metric.score(features[:1], items[:1])
     assert single.value is None
 
@@ -73,8 +77,8 @@ def test_which_values_are_biased() -> None:
 def _rows(n: int) -> dict[str, dict[str, str]]:
     """A row of n images for each line of a figure, as text."""
     lines = TABLES["coolsd_fig4"].lines
-    note = f"fid: against 2000 real images{f'; {FEW}' if n < 1024 else ''}; clip_score: good"
-    values = {"n": str(n), "fid_backend": BACKEND, "note": note}
+    remarks = [remark("against_validation", "fid", count=2000), *(r.about("fid") for r in bias(n, 64))]
+    values = {"n": str(n), "fid_backend": BACKEND, "remarks": json.dumps(as_json(remarks))}
     return {
         line.key: {"accepted_length_mean": f"{1 + i / 10}", "fid": f"{9 + i}", "clip_score": "0.9", **values}
         for i, line in enumerate(lines)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import said
 
 from specbench import metrics
 from specbench.config import configuration
@@ -116,7 +117,7 @@ def test_the_reader_reads_real_scenes_and_not_those_of_other_prompts(drawn: np.n
     # 0.993 of 6,000 (docs/metrics.md): fewer than 54 of 60 have a probability below 1e-6
     assert (scores["geneval"].value or 0) >= 0.9
     assert scores["geneval"].backend.startswith("scenes-reader@")
-    assert re.search("6 tasks .*10, 10, 10, 10, 10, 10", scores["geneval"].note)
+    assert re.search("6 tasks .*10, 10, 10, 10, 10, 10", said(scores["geneval"]))
     shifted = score(np.roll(drawn, 6, 0), items)
     assert (shifted["geneval"].value or 0) < 0.5
     parts = [shifted[f"geneval_{task}"] for task in TASKS]
@@ -159,10 +160,10 @@ def test_prompts_without_labels_or_tasks_are_refused(drawn: np.ndarray) -> None:
     none = score(drawn[:2], [Item(0, "a cup", None, "0"), Item(1, "a dog", None, "1")])
     assert none["geneval"].value is None
     assert none["geneval_colors"].value is None
-    assert none["geneval_colors"].note
+    assert said(none["geneval_colors"])
     few = score(drawn[:6:3], [scenes_geneval.items({"n": 4})[i] for i in (0, 3)])
     assert few["geneval"].value is None
-    assert few["geneval"].note.endswith(" two_object, counting, position, color_attr")
+    assert said(few["geneval"]).endswith(" two_object, counting, position, color_attr")
     assert few["geneval_colors"].value == 1.0
     per_task = score(np.roll(drawn[:6], 1, 0), scenes_geneval.items({"n": 6}))  # one prompt per task
     assert per_task["geneval"].value is not None

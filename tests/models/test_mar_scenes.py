@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from commands import row_of
+from commands import row_of, said
 
 from specbench import cli, data, metrics
 from specbench.config import configuration, parameters, registry
@@ -119,8 +119,8 @@ def test_the_reward_reads_the_attributes_of_the_class_alone(real_pictures):
     images, items = real_pictures
     right = measure("scenes_reward", images, items)
     assert right.value > 0.95
-    assert "layout 1.0000, shape0 " in right.note
-    assert "background" not in right.note
+    assert "layout 1.0000, shape0 " in said(right)
+    assert "background" not in said(right)
     wrong = measure("scenes_reward", images, [replace(i, labels=items[0].labels) for i in items])
     assert wrong.value < 0.7  # the image still shows one object
 
@@ -130,7 +130,7 @@ def test_the_clip_score_knows_the_words(real_pictures):
     score = measure("scenes_clip", images, items)
     other = measure("scenes_clip", images, [replace(i, prompt="white cross") for i in items])
     assert score.value > other.value
-    assert "names of classes" in score.note
+    assert "names of classes" in said(score)
 
 
 def test_the_distance_is_to_real_images_of_one_object(real_pictures, home, monkeypatch):
@@ -138,7 +138,7 @@ def test_the_distance_is_to_real_images_of_one_object(real_pictures, home, monke
     monkeypatch.setattr(scenes_reference, "COUNT", 48)
     again = measure("scenes_fid", images, items)
     assert again.value == pytest.approx(0, abs=1e-4)  # the same pictures
-    assert "48 real" in again.note
+    assert "48 real" in said(again)
     [stored] = (home / "references").iterdir()
     with monkeypatch.context() as once:
         once.setattr(scenes_classes, "portraits", None)  # not rendered a second time
@@ -148,7 +148,7 @@ def test_the_distance_is_to_real_images_of_one_object(real_pictures, home, monke
     whole = [Item(i, "", tuple(scenes.sample("validation", i).scene.labels())) for i in range(48)]
     general = measure("scenes_fid", images, whole)
     assert again.backend == general.backend + "/portraits"
-    assert "of one object" not in general.note
+    assert "of one object" not in said(general)
 
 
 def test_random_weights_run_from_words_to_a_row(tmp_path, home, monkeypatch):
@@ -160,7 +160,7 @@ def test_random_weights_run_from_words_to_a_row(tmp_path, home, monkeypatch):
     assert (row["weights"], row["tokens"], row["resolution"], row["gamma"]) == ("random", 64, 64, 2)
     assert row["fid"] > 0
     assert row["fid_stderr"] is None  # two images have no jackknife
-    assert "n < 16 x 64" in row["note"]
+    assert "n < 16 x 64" in said(row)
     assert row["image_reward"] is not None
     assert row["acceptance_rate"] is not None
     records = [json.loads(line) for line in (tmp_path / "run" / "records.jsonl").read_text().splitlines()]

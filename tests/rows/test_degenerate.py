@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import said
 
 from specbench.cli.commands import code_of
 from specbench.config import configuration
@@ -19,6 +20,7 @@ from specbench.models.vq import VQModel
 from specbench.rows import degenerate
 from specbench.rows.degenerate import FLAT, ImageFacts, count, findings, pixel_repetition, repetition, statistics
 from specbench.rows.journal import read_records
+from specbench.rows.remark_text import text
 from specbench.storage import image_files
 
 RANDOM = np.random.default_rng(0)
@@ -37,7 +39,7 @@ REPEATS = {
 
 def remarks(prompts: list[str], digests: list[str | None], contrast: int | None = 99) -> list[str]:
     facts = [ImageFacts(p, d, contrast, (64, 64)) for p, d in zip(prompts, digests, strict=True)]
-    return [finding.text for finding in findings(facts)]
+    return [text(finding.remark) for finding in findings(facts)]
 
 
 def test_equal_and_flat_images() -> None:
@@ -108,7 +110,7 @@ def test_an_image_counts_once_and_a_size_does_not_count() -> None:
     assert [finding.images for finding in problems] == [{0}, {1}, {2}, {3}]
     assert [finding.degenerate for finding in problems] == [True, True, True, False]
     for finding, words in zip(problems, ("flat", "codes.* 3%", "repeat", "16 pixels .*15x32"), strict=True):
-        assert re.match(f"1 of 4 images .*{words}", finding.text)
+        assert re.match(f"1 of 4 images .*{words}", text(finding.remark))
     assert count(problems) == 3
     assert degenerate.why_failed({"images": 20, "degenerate_images": 2}) == ""  # a tenth may be
     assert re.match(r"3 of 20 .*\b10%", degenerate.why_failed({"images": 20, "degenerate_images": 3}))
@@ -141,7 +143,7 @@ def test_a_local_run_passes_and_a_broken_decoder_does_not(
     monkeypatch.setattr(VQModel, "decode", lambda self, codes: torch.zeros(1, 3, 64, 64))
     row, code = ended(tmp_path / "black", "data=scenes", "n=2")
     assert (row["degenerate_images"], code) == (2, 4)
-    assert re.search("2 of 2 images .*flat", row["note"])
+    assert re.search("2 of 2 images .*flat", said(row))
     assert re.search(r"specbench: 2 of 2 .*\b10%", capsys.readouterr().err)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import multiprocessing
 import os
@@ -19,6 +20,7 @@ from specbench.rows import provenance
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import append_row, read_rows, to_csv
 from specbench.rows.journal import Journal, Record, TimingJournal, pixel_digest, read_records
+from specbench.rows.remark import as_json, free, remarks_of
 from specbench.rows.sources import frame
 from specbench.storage import origin
 
@@ -153,11 +155,16 @@ def test_every_parameter_that_describes_a_measurement_is_a_column() -> None:
 def test_rows_come_back_with_their_types(tmp_path: Path) -> None:
     numbers = {"delta": 1.1, "n": 16, "fid": None, "latency_s_mean": 1e-05, "perplexity": 41.5, "draft_passes": 25}
     lists = {"tree": [[0], [1, 0]], "acceptance_by_depth": [0.5, 0.25]}
-    written = row("a", commit="1234567", note='a, "b"\nc', **numbers, **lists)
+    written = row("a", commit="1234567", remarks=as_json([free('a, "b"\nc')]), **numbers, **lists)
     append_row(tmp_path / "rows.csv", written)
     texts = {"tree": "[[0],[1,0]]", "acceptance_by_depth": "[0.5,0.25]"}
-    assert read_rows(tmp_path / "rows.csv") == [written | texts]
+    [read] = read_rows(tmp_path / "rows.csv")
+    assert remarks_of(read) == remarks_of(written)
+    assert read | {"remarks": None} == written | texts | {"remarks": None}
     assert ",," in (tmp_path / "rows.csv").read_text()  # a value that was not measured is empty, not 0 or None
+    [header, line] = csv.reader((tmp_path / "rows.csv").open())
+    assert set(header) == {"run_id", "commit", "config_hash", *numbers, "tree", "details"} - {"fid", "draft_passes"}
+    assert json.loads(line[-1]).keys() == {"draft_passes", "acceptance_by_depth", "remarks"}
     append_row(tmp_path / "more.csv", row("b", delta=2.2))
     table = frame(tmp_path / "rows.csv", tmp_path / "more.csv", tmp_path)
     assert list(table) == list(COLUMNS)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Call, row_of
+from commands import Call, row_of, said
 from fake_pipeline import FakePipeline, at, interrupt
 from light_metrics import Light
 from light_metrics import light_metrics as light_metrics  # a fixture
@@ -68,7 +68,7 @@ def test_evaluate_adds_a_metric_and_a_run_has_the_requested_ones(call: Call, wei
     after, both_bytes = row_of("first"), (Path("first") / "row.csv").read_bytes()
     assert columns_of(after, "fid", "clip_score") == columns_of(before, "fid", "clip_score")
     assert after["image_reward"] is not None
-    assert after["note"].count("few") == 3
+    assert said(after).count("few") == 3
     assert list(stored(Path("first"))["metrics"]) == ["fid", "clip_b32", "image_reward"]
     score_lines = lines()
     for words in (["metrics=[fid,clip_b32]"], ["metrics=[clip_b32,fid]"], ["metrics=none"], ["metrics=[fid,clip_b32]"]):
@@ -94,7 +94,7 @@ def test_two_metrics_of_one_column_are_both_stored(call: Call, weights: dict[str
     assert list(stored(Path("first"))["metrics"]) == ["fid", "clip_b32"]
     weights["fid"] = "broken"
     again, _ = start(call, "metrics=fid")
-    assert (again["fid"], again["note"]) == (None, "fid: these pictures are too small")
+    assert (again["fid"], said(again)) == (None, "fid: these pictures are too small")
     del weights["fid"]  # it cannot be measured here any more: the newest value stays
     again, _ = start(call, "metrics=fid")
     assert again["fid"] == before["fid"]
@@ -121,7 +121,7 @@ def test_a_larger_n_scores_its_own_images(call: Call, weights: dict[str, str]) -
     del weights["clip_b32"]
     after, _ = start(call, "n=8", "metrics=[fid,clip_b32]", "baseline=false")
     assert (after["n"], after["fid"] is None, after["clip_score"]) == (8, False, None)
-    assert "clip_score: no weights of clip_b32" in after["note"]
+    assert "clip_score: no weights of clip_b32" in said(after)
     assert {after[c] for c in SPEEDUPS} == {None}
     assert ("clip_b32", "method", 6) in lines()
 
@@ -191,7 +191,7 @@ def test_a_result_is_the_row_of_the_last_request(call: Call, weights: dict[str, 
     first, _ = start(call, "metrics=[fid,kid]")
     start(call, "metrics=kid", "reference=other.npz")
     assert start(call, "metrics=[fid,kid]")[0] == first
-    assert (first["fid"], "these pictures are too small" in first["note"]) == (None, True)
+    assert (first["fid"], "these pictures are too small" in said(first)) == (None, True)
     assert dict(specbench.result("first").row) == first
 
 
@@ -319,7 +319,7 @@ def test_scores_of_pictures_join(call: Call, folder: Path, weights: dict[str, st
     words = ("prompts=prompts.tsv", "partial=true")
     before = scored(call, "metrics=[clip_b32,kid]", *words)
     after = scored(call, "metrics=image_reward", "partial=true")  # the prompts are remembered
-    earlier = [c for c in before if before[c] is not None and c not in ("time", "note")]
+    earlier = [c for c in before if before[c] is not None and c not in ("time", "remarks")]
     assert {c: after[c] for c in earlier} == {c: before[c] for c in earlier}
     assert set(columns_of_file()) == {"file", "id", "prompt", "clip_b32", "kid", "image_reward"}
     assert columns_of_file()["prompt"] == ["prompt 0", "prompt 1", "prompt 2"]

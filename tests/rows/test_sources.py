@@ -18,6 +18,7 @@ from specbench.rows import baseline, selection, sources
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import as_read, read_rows
 from specbench.rows.journal import read_records
+from specbench.rows.remark import as_json, free
 from specbench.rows.scores import Score, ScoreLine, Side, images_fingerprint, prompts_fingerprint
 from specbench.storage.files import split_paths
 from specbench.tables import report
@@ -81,7 +82,7 @@ def test_what_spreadsheets_do_to_rows(call: Call, tmp_path: Path) -> None:
 
 def test_parquet_files_hold_rows_too(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    text = row("007", top_k=100, timing=True, steps=1e-7, note="a 'quoted' \"ü\"", model="null")
+    text = row("007", top_k=100, timing=True, steps=1e-7, remarks=as_json([free("a 'quoted' \"ü\"")]), model="null")
     rows = [row("a", fid=1.5, n=64, criterion="paper"), text]
     sources.write(tmp_path / "rows.parquet", rows)
     assert sources.read([tmp_path / "rows.parquet"])[0] == rows
@@ -138,7 +139,7 @@ def test_the_baseline_of_a_grid_is_a_line_like_its_own_run(call: Call, tmp_path:
         "pixels_s",
         "pixels_s_stderr",
     )  # the fake needs no time to decode
-    alike = COLUMNS.keys() - {"run_id", "baseline_run_id", "config_hash", "time", "note", *measured}
+    alike = COLUMNS.keys() - {"run_id", "baseline_run_id", "config_hash", "time", "remarks", *measured}
     assert {name: baseline_row[name] for name in alike} == {name: expected[name] for name in alike}
     assert (baseline_row["run_id"], baseline_row["baseline_run_id"]) == (f"{run_row['run_id']}/baseline",) * 2
     assert call("collect", "g", "out=all.csv")[1] == "wrote all.csv: 3 rows\n"  # only runs
@@ -151,7 +152,7 @@ def test_scores_of_a_baseline_need_the_same_scorer(tmp_path: Path) -> None:
     digests, prompts = images_fingerprint(one.sha256 for one in images), prompts_fingerprint(images)
 
     def add(value: float | None, backend: str, side: Side = "vanilla", images_digest: str = digests) -> None:
-        columns = {"image_reward": Score(value, None, backend, "")}
+        columns = {"image_reward": Score(value, None, backend)}
         folder.open_scores().add(
             ScoreLine("m", side, 3, images_digest, prompts, "", columns, (), "0", "c", "2026-11-25")
         )

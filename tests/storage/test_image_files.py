@@ -98,9 +98,9 @@ def test_images_are_prepared_as_in_torch_fidelity(tmp_path: Path) -> None:
         else:
             np.testing.assert_array_equal(read, tool, err_msg=name)
         assert image_files.traits(tmp_path / name) == traits, name
-    assert [remark.split(" images ")[0] for remark in image_files.remarks([traits for *_, traits in files])] == [
-        "8 of 16", "4 of 16", "2 of 16"
-    ]  # fmt: skip
+    counts = {"alpha": 8, "rotation": 4, "16 bits": 2}
+    expected = [{"trait": trait, "count": count, "images": 16} for trait, count in counts.items()]
+    assert image_files.counted([traits for *_, traits in files]) == expected
     (tmp_path / "damaged.png").write_bytes((tmp_path / "rgba.png").read_bytes()[:20])
     assert image_files.traits(tmp_path / "damaged.png") == image_files.traits(tmp_path) == ()
 

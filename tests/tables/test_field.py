@@ -11,6 +11,7 @@ from specbench.harness.planned import EMITTED, PlannedRun
 from specbench.rows import provenance
 from specbench.rows.columns import COLUMNS, TIMED_COLUMNS
 from specbench.rows.csv_files import append_row
+from specbench.rows.remark import as_json, remark
 from specbench.tables import figures, layout, measure
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import TableFigure
@@ -30,11 +31,11 @@ def test_a_row_without_a_column_that_a_table_needs_is_measured_again() -> None:
         PlannedRun(Path(), configuration.compose(["method=sjd", f"emitted_draws={n}"]), weights="w", needs=(EMITTED,))
         for n in (2, 0)
     )
-    row = {"config_hash": needed.config_hash, "weights": "w", "fid": "1.0", "kid": "", "emitted_kl": "", "note": ""}
+    row = {"config_hash": needed.config_hash, "weights": "w", "fid": "1.0", "kid": "", "emitted_kl": "", "remarks": ""}
     assert replace(needed, needs=()).fits(row)
     assert not needed.fits(row)
     assert needed.fits(row | {"emitted_kl": "0.0"})
-    assert needed.fits(row | {"note": "emitted_kl: like emitted_tv not computed for drafter zipar"})
+    assert needed.fits(row | {"remarks": as_json([remark("emitted_order", "emitted_kl", drafter="zipar")])})
     assert without.fits(row)  # it would not measure it either
 
 

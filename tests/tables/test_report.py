@@ -23,6 +23,7 @@ from specbench.harness import run
 from specbench.rows import baseline, provenance
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import read_rows, to_csv
+from specbench.rows.remark import as_json, free
 from specbench.tables import report
 
 EVIL = "</script><img src=x onerror=alert(1)>&amp; <b>a \\cite{x} | \N{RIGHT-TO-LEFT OVERRIDE}"
@@ -46,7 +47,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         row("v", "method=vanilla"),
         row("a", "method=cool_sd", "delta=2", accepted_length_mean=2.5, perplexity=9.5, accepted_length_stderr=0.1),
         row("b", "method=eagle1", accepted_length_mean=2.0, perplexity=8.1, drafted_by_position="[0, 0.5, 0.75, 1]"),
-        row("c", "method=sjd", accepted_length_mean=1.5, perplexity=8.6, note=EVIL),
+        row("c", "method=sjd", accepted_length_mean=1.5, perplexity=8.6, remarks=as_json([free(EVIL)])),
         row("d", "method=eagle1", "batch=2", accepted_length_mean=1.9, perplexity=8.2, drafted_by_position="[1,0,0,1]"),
     ]
     rng = np.random.default_rng(0)

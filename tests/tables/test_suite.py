@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 import yaml
-from commands import Call, case, refused, row_of
+from commands import Call, case, refused, row_of, said
 from fake_pipeline import FakePipeline
 
 from specbench.compare import wording
@@ -23,6 +23,7 @@ from specbench.harness import run
 from specbench.rows import selection
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import as_cells, read_rows
+from specbench.rows.remark import as_json, free
 from specbench.tables import catalog, figures, layout, measure, sheet
 from specbench.tables.catalog import Source
 from specbench.tables.definitions import TableFigure
@@ -112,7 +113,7 @@ def test_a_suite_that_is_stopped_twice_has_the_numbers_of_single_runs(call: Call
         single = row_of(f"single-{row['run_id']}")
         differing = {name for name in row if row[name] != single[name]} - ITS_OWN
         # a single run decodes its own baseline, which its configuration says
-        assert differing <= {"config_hash", "note"}, (method, differing)
+        assert differing <= {"config_hash", "remarks"}, (method, differing)
         vanilla = rows["vanilla", None, seed]["run_id"]
         assert row["baseline_run_id"] == vanilla
         assert row["speedup_step"] == (1 if method == "vanilla" else pytest.approx(16 / 5.5))
@@ -363,13 +364,14 @@ def test_a_grid_knows_its_jobs(call: Call) -> None:
 def test_pooled_rows_have_the_spread_between_seeds() -> None:
     common = {"method": "sjd", "fid_stderr": 0.5, "steps": 8, "threads": 1, "commit": "a"}
     rows = [
-        {**common, "seed": seed, "fid": fid, "note": note} for seed, fid, note in ((0, 1.0, "x; y"), (1, 3.0, "y; z"))
+        {**common, "seed": seed, "fid": fid, "remarks": as_json(map(free, texts))}
+        for seed, fid, texts in ((0, 1.0, "xy"), (1, 3.0, "yz"))
     ]
     [group] = selection.groups(rows)
     pooled = selection.pooled(group)
     assert (pooled["fid"], pooled["fid_stderr"], pooled["steps"]) == (2.0, None, 8)
     assert pooled[selection.spread_of("fid")] == pytest.approx(2**0.5)
-    assert (pooled["seed"], pooled["threads"], pooled["note"]) == ("0 / 1", 1, "mean over 2 runs; y")
+    assert (pooled["seed"], pooled["threads"], said(pooled)) == ("0 / 1", 1, "mean over 2 runs; y")
     assert len(selection.groups([rows[0], {**rows[1], "commit": "b"}])) == 2  # never mixed
     assert len(selection.groups([rows[0], {**rows[1], "device_name": "b"}])) == 2
     assert selection.groups([{**rows[0], "time": "1"}, {**rows[0], "time": "2", "fid": 9.0}])[0][0]["fid"] == 9.0
@@ -377,13 +379,13 @@ def test_pooled_rows_have_the_spread_between_seeds() -> None:
 
 def test_seconds_have_the_spread_of_as_many_seeds() -> None:
     """A suite used to drop the spread of speed-ups between seeds. Seconds of fewer seeds have none, and a note."""
-    quality = [SimpleNamespace(seconds=False, row={"fid": fid, "note": ""}) for fid in ("1", "3")]
+    quality = [SimpleNamespace(seconds=False, row={"fid": fid, "remarks": ""}) for fid in ("1", "3")]
     seconds = [SimpleNamespace(seconds=True, row={"speedup_latency": value}) for value in ("2", "4")]
     spread = selection.spread_of("speedup_latency")
     whole, part = (measure.pooled_row([*quality, *timed], True) or {} for timed in (seconds, seconds[:1]))  # type: ignore[list-item]
     assert (float(whole["speedup_latency"]), float(whole[spread])) == (3, pytest.approx(2**0.5))
     assert (part["speedup_latency"], part.get(spread)) == ("2", None)
-    assert (whole["note"], part["note"]) == ("mean over 2 runs", "mean over 2 runs; runs in seconds: 1")
+    assert (said(whole), said(part)) == ("mean over 2 runs", "mean over 2 runs; runs in seconds: 1")
 
 
 def test_lists_of_several_seeds_are_averaged() -> None:

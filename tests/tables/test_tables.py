@@ -26,7 +26,7 @@ from specbench.errors import UsageError
 from specbench.harness.planned import PlannedRun
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import append_row, as_cells, read_rows
-from specbench.rows.remarks import pieces
+from specbench.rows.remark import Remark, as_json, free, remark
 from specbench.rows.selection import pooled
 from specbench.tables import (
     definitions,
@@ -296,7 +296,8 @@ def test_a_line_with_fewer_seeds_says_so(tables: Tables, tmp_path: Path) -> None
 
 def test_a_missing_requested_score_ends_with_3(tables: Tables, capsys: Any) -> None:
     """lantern_table1 names its metrics, coolsd_table1 uses its model's."""
-    empty = {"geneval": None, "clip_score": 0.5, "image_reward": None, "note": "geneval: no weights; fid: too few"}
+    empty = {"geneval": None, "clip_score": 0.5, "image_reward": None}
+    empty["remarks"] = _remarks(free("no weights").about("geneval"), free("too few").about("fid"))
     assert tables("lantern_table1", bench=FakeBench(**empty)) == 3
     stderr = capsys.readouterr().err
     assert re.search(r"\bscenes_geneval\b.*\b3 of 3\b.*\(Speculative Decoding, Medusa, EAGLE-2\): no weights", stderr)
@@ -504,24 +505,33 @@ def test_the_difference_from_the_paper_is_of_the_same_model() -> None:
     assert [e.cells[-1].value for e in entries if e.kind == "difference"] == [""]  # cosines times 100
 
 
+PROCESSES = remark("processes", processes=2, timed=False)
+
+
+def _remarks(*remarks: Remark) -> str:
+    """The cell of a row with these remarks."""
+    return json.dumps(as_json(remarks))
+
+
 def test_notes_of_rows_about_a_column_are_in_its_head_once() -> None:
     """Notes about columns that the table does not have are not in its head: their numbers would give a note for each
     row."""
-    sheet = _sheet({"eagle1": _row(note="decoded in 2 processes; perplexity: of 9 pictures")})
+    sheet = _sheet({"eagle1": _row(remarks=_remarks(PROCESSES, free("of 9 pictures").about("perplexity")))})
     [entry] = [e for e in sheet.entries if e.kind == "measured" and e.marks]
     assert entry.method == "EAGLE-1"
     assert "decoded in 2 processes" in dict(sheet.notes)[entry.marks[0]]
     assert "perplexity" not in dict(sheet.notes)[entry.marks[0]]
-    notes = {"vanilla": "0.91 of 5 by a1@1", "eagle1": "0.9 of 5 by a1@1", "cool_sd_2": "12 left out"}
-    sheet = _sheet({key: _row(note=f"seconds drifted; clip_score: {text}") for key, text in notes.items()})
+    cut = {"vanilla": 3, "eagle1": 1}
+    remarks = {key: remark("cut_captions", "clip_score", cut=n, captions=5, tokens=77) for key, n in cut.items()}
+    remarks["cool_sd_2"] = remark("negative", "clip_score")
+    sheet = _sheet({key: _row(remarks=_remarks(PROCESSES, about)) for key, about in remarks.items()})
     [head] = [dict(sheet.notes)[header.marks[0]] for header in sheet.headers if header.label == "CLIP score"]
-    assert "0.9 to 0.91 of 5 by a1@1 (2 of 3 lines); 12 left out (1 of 3 lines)" in head
+    assert re.search(r"\b1 to 3 of 5 captions .* \(2 of 3 lines\); .* \(1 of 3 lines\)", head)
     assert not [text for _, text in sheet.notes if "clip_score: " in text]
-    sheet = _sheet({"eagle1": _row(clip_score="", note="clip_score: no weights")})  # a line without the value
+    sheet = _sheet(
+        {"eagle1": _row(clip_score="", remarks=_remarks(free("no weights").about("clip_score")))}
+    )  # a line without the value
     assert any("clip_score: no weights" in text for _, text in sheet.notes)
-    first, last = "decoded in 2 processes: timings are mixed", "clip_score: of classes"
-    note = f"{first}; fid: against 9 pictures; n = 4: biased; {last}"
-    assert [about for _, about in pieces(note)] == ["decoded in 2 processes", "fid", "clip_score"]
 
 
 def test_more_notes_than_letters() -> None:
