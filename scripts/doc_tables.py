@@ -25,7 +25,7 @@ from specbench.audit import recipes, verdicts
 from specbench.config import parameters
 from specbench.errors import UsageError
 from specbench.rows.columns import SHOWN, stderr_of
-from specbench.rows.differences import LEVEL
+from specbench.rows.paired import LEVEL
 from specbench.storage.csv_text import csv_lines
 from specbench.tables import matched
 from specbench.tables.catalog import TABLES

@@ -21,8 +21,8 @@ from specbench.config import parameters
 from specbench.errors import UsageError, plain
 from specbench.rows import summary, timing
 from specbench.rows.csv_files import aligned
-from specbench.rows.differences import LEVEL
 from specbench.rows.journal import Record
+from specbench.rows.paired import LEVEL
 from specbench.rows.timing import Estimate
 from specbench.storage.csv_text import RowFile
 

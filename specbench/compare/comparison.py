@@ -14,13 +14,13 @@ import numpy as np
 
 from specbench.compare import passes
 from specbench.compare.breakdown import Group, groups_of
-from specbench.compare.paired import DistributionTest, Paired, by_influence, distribution_test, holm, paired
 from specbench.compare.passes import MetricOfRun, ScoredPass
 from specbench.config import indices, parameters
 from specbench.errors import UsageError, plain
 from specbench.rows import summary, timing
 from specbench.rows.columns import FLOAT32, SHOWN
 from specbench.rows.journal import Record
+from specbench.rows.paired import DistributionTest, Paired, by_influence, distribution_test, holm, paired
 
 if TYPE_CHECKING:
     from specbench.metrics.base import Metric

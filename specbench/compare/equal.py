@@ -24,8 +24,8 @@ from specbench.compare.comparison import STATISTICS
 from specbench.compare.passes import ScoredPass
 from specbench.config import indices
 from specbench.errors import UsageError, plain, unknown
-from specbench.rows.differences import LEVEL
 from specbench.rows.journal import Record
+from specbench.rows.paired import LEVEL
 from specbench.storage.csv_text import RowFile
 
 COLUMNS = {

@@ -11,10 +11,9 @@ from typing import Any
 
 from specbench.compare import breakdown
 from specbench.compare.comparison import Comparison, Result
-from specbench.compare.paired import DistributionTest, holm, pairs_needed, size
 from specbench.errors import plain
 from specbench.rows.csv_files import aligned
-from specbench.rows.differences import LEVEL, POWER
+from specbench.rows.paired import LEVEL, POWER, DistributionTest, holm, pairs_needed, size
 from specbench.storage.csv_text import RowFile, csv_text
 
 WIDTH = 120  # columns of the screen

@@ -5,38 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from specbench.rows.columns import FLOAT32, SHOWN
+from specbench.rows.paired import LEVEL, POWER, half_interval, p_value, pairs_for, reach
 
-LEVEL = 0.95  # of intervals; 1 - LEVEL is the level of the tests
-POWER = 0.95  # the probability that a test detects a difference
-_MANY = 10**9  # pairs: the normal distribution
 SHARE = 0.01  # of vanilla's value: the difference for which the required prompts are counted
-
-
-@cache
-def _noncentrality(n: int) -> float:
-    """The difference, in units of its standard error, that a two-sided t-test of n >= 2 pairs at the level 1 - `LEVEL`
-    detects with probability `POWER`: from the non-central t distribution. 3.60 for many pairs, 25 for two."""
-    from scipy.special import nctdtrinc, stdtrit
-
-    return float(nctdtrinc(n - 1, 1 - POWER, stdtrit(n - 1, (1 + LEVEL) / 2)))
-
-
-def reach(n: int, stderr: float) -> float:
-    """The difference that this test detects with probability `POWER` if n pairs have the standard error `stderr`."""
-    return _noncentrality(n) * stderr
-
-
-def pairs_for(size: float, n: int, stderr: float) -> int:
-    """The number of pairs with which that test detects a difference of `size`, if n pairs have the error `stderr`."""
-    deviation = stderr * math.sqrt(n)  # of one pair
-    needed = max(2, math.ceil((_noncentrality(_MANY) * deviation / size) ** 2))
-    while reach(needed, deviation / math.sqrt(needed)) > size:
-        needed += 1
-    return needed
 
 
 @dataclass(frozen=True)
@@ -62,17 +36,13 @@ class Difference:
     @property
     def interval(self) -> tuple[float, float]:
         """The ends of the `LEVEL` interval, by Student's t; only valid if `is_tested`."""
-        from scipy.special import stdtrit
-
-        half = float(stdtrit(self.n - 1, (1 + LEVEL) / 2)) * (self.stderr or 0.0)
+        half = half_interval(self.n, self.stderr or 0.0)
         return self.difference - half, self.difference + half
 
     @property
     def p(self) -> float:
         """Two-sided p-value of the paired t-test; only valid if `is_tested`."""
-        from scipy.special import stdtr
-
-        return 2 * float(stdtr(self.n - 1, -abs(self.difference) / (self.stderr or math.inf)))
+        return p_value(self.n, self.difference, self.stderr or math.inf)
 
     @property
     def is_significant(self) -> bool:

@@ -12,8 +12,7 @@ from math import comb
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbench.compare.paired import holm
-from specbench.rows.differences import LEVEL
+from specbench.rows.paired import LEVEL, holm
 from specbench.storage import figure_files
 from specbench.tables import figures
 from specbench.tables.definitions import Column, Panel, row_column

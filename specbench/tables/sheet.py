@@ -9,7 +9,7 @@ from dataclasses import replace
 from specbench.config import parameters
 from specbench.harness.planned import Row
 from specbench.rows.columns import METRICS
-from specbench.rows.differences import LEVEL
+from specbench.rows.paired import LEVEL
 from specbench.rows.shown import MACHINE, is_biased
 from specbench.tables import layout, literature
 from specbench.tables.definitions import Column, Curve, Line, Maps, Panel, Series, Stack, Table, TableFigure, TableTest

@@ -24,13 +24,13 @@ from test_journal import record
 from specbench import cli, data, metrics
 from specbench.compare import wording
 from specbench.compare.comparison import Comparison, compare, over_seeds, pair
-from specbench.compare.paired import Paired, PairedTest, by_influence, distribution_test, holm, paired, size
 from specbench.compare.passes import read
 from specbench.config import configuration, indices
 from specbench.errors import UsageError
 from specbench.metrics import frechet
 from specbench.metrics.outputs import image_key
 from specbench.rows.journal import Record, to_line
+from specbench.rows.paired import Paired, PairedTest, by_influence, distribution_test, holm, paired, size
 from specbench.rows.provenance import RunMetadata
 
 N = 40

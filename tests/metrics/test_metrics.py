@@ -20,7 +20,6 @@ import torch
 from commands import said
 
 from specbench import metrics
-from specbench.compare.paired import by_influence
 from specbench.config import parameters
 from specbench.config.registry import ASSETS
 from specbench.data import Item, scenes, scenes_classes, worlds
@@ -32,6 +31,7 @@ from specbench.metrics.frechet import Moments, distance, influences, standard_er
 from specbench.models import evaluators as ev
 from specbench.models.pixels import to_float
 from specbench.rows import columns as rows
+from specbench.rows.paired import by_influence
 from specbench.rows.remark import free
 from specbench.storage.image_files import ImageArray, digest
 

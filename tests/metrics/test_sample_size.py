@@ -13,7 +13,6 @@ from commands import said
 from scipy import stats
 
 from specbench import metrics
-from specbench.compare.paired import by_influence, paired, pairs_needed
 from specbench.config import parameters
 from specbench.config.registry import ASSETS
 from specbench.data import Item, scenes, worlds
@@ -22,7 +21,8 @@ from specbench.metrics import features, inception
 from specbench.metrics.scenes import ScenesFID
 from specbench.models import evaluators as ev
 from specbench.rows import shown
-from specbench.rows.differences import Difference, differences, pairs_for, reach, several
+from specbench.rows.differences import Difference, differences, several
+from specbench.rows.paired import by_influence, paired, pairs_for, pairs_needed, reach
 from specbench.rows.remark import as_json, remark
 from specbench.rows.shown import bias
 from specbench.tables import figures, layout

@@ -14,10 +14,10 @@ import pytest
 from specbench.cli import tables as cli
 from specbench.compare import wording
 from specbench.compare.comparison import STATISTICS, Comparison, Result
-from specbench.compare.paired import holm, paired
 from specbench.harness.planned import PlannedRun
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import append_row, read_rows
+from specbench.rows.paired import holm, paired
 from specbench.tables import collect as collecting
 from specbench.tables import layout, literature, measure
 from specbench.tables.catalog import TABLES

@@ -1,4 +1,5 @@
-"""Two samples that are paired value by value: the difference, its interval and tests, and its effect size.
+"""Two samples that are paired value by value: the difference, its interval and tests, its effect size, and how many
+pairs a test needs. Rows, comparisons, tables and suites all use these functions.
 
 The t-test follows Cool-SD, Appendix C.4. The Wilcoxon signed-rank test assumes only a symmetric distribution of the
 differences. scipy computes both.
@@ -9,14 +10,53 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
-from specbench.rows.differences import LEVEL, pairs_for
-
+LEVEL = 0.95  # of intervals; 1 - LEVEL is the level of the tests
+POWER = 0.95  # the probability that a test detects a difference
+_MANY = 10**9  # pairs: the normal distribution
 #: Cohen's names (1988, section 2.2) for effects of at least this size.
 SIZES = ((0.8, "large"), (0.5, "medium"), (0.2, "small"), (0.0, "negligible"))
 _ROUNDING = 12  # significant decimal digits of values
+
+
+def half_interval(n: int, stderr: float) -> float:
+    """Half the `LEVEL` interval of a mean difference of n pairs with this standard error, by Student's t."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(n - 1, (1 + LEVEL) / 2)) * stderr
+
+
+def p_value(n: int, difference: float, stderr: float) -> float:
+    """Two-sided p-value of the paired t-test of a mean difference of n pairs with this standard error > 0."""
+    from scipy.special import stdtr
+
+    return 2 * float(stdtr(n - 1, -abs(difference) / stderr))
+
+
+@cache
+def _noncentrality(n: int) -> float:
+    """The difference, in units of its standard error, that a two-sided t-test of n >= 2 pairs at the level 1 - `LEVEL`
+    detects with probability `POWER`: from the non-central t distribution. 3.60 for many pairs, 25 for two."""
+    from scipy.special import nctdtrinc, stdtrit
+
+    return float(nctdtrinc(n - 1, 1 - POWER, stdtrit(n - 1, (1 + LEVEL) / 2)))
+
+
+def reach(n: int, stderr: float) -> float:
+    """The difference that this test detects with probability `POWER` if n pairs have the standard error `stderr`."""
+    return _noncentrality(n) * stderr
+
+
+def pairs_for(size: float, n: int, stderr: float) -> int:
+    """The number of pairs with which that test detects a difference of `size`, if n pairs have the error `stderr`."""
+    deviation = stderr * math.sqrt(n)  # of one pair
+    needed = max(2, math.ceil((_noncentrality(_MANY) * deviation / size) ** 2))
+    while reach(needed, deviation / math.sqrt(needed)) > size:
+        needed += 1
+    return needed
 
 
 @dataclass(frozen=True)
@@ -79,10 +119,7 @@ def by_influence(value_a: float, value_b: float, a: np.ndarray, b: np.ndarray, r
     error = math.sqrt(float(np.square(moved).sum()) / (n * (n - 1)))
     if error <= 10.0**-_ROUNDING * max(abs(value_a), abs(value_b)):
         return Paired(n, value_a, value_b, difference if abs(difference) > resolution else 0.0, None)
-    from scipy import stats
-
-    half, t = error * float(stats.t.ppf((1 + LEVEL) / 2, n - 1)), difference / error
-    p = 2 * float(stats.t.sf(abs(t), n - 1))
+    half, t, p = half_interval(n, error), difference / error, p_value(n, difference, error)
     return Paired(n, value_a, value_b, difference, PairedTest(difference - half, difference + half, t, n - 1, p))
 
 
