@@ -62,7 +62,6 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     paths = [ROOT, ROOT / "scripts", os.environ.get("PYTHONPATH", "")]
     env |= {"PYTHONPATH": ":".join(map(str, paths)), "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
-    env["TRITON_DISABLE_LINE_INFO"] = "1"  # changes no instruction
     command = [sys.executable, "-W", "ignore", "-c", STARTS]
     process = subprocess.run(command, env=env, capture_output=True, text=True, timeout=400)
     assert process.returncode == 0, process.stderr[-2000:]
