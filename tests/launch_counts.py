@@ -36,8 +36,8 @@ _NONE = frozenset(
     "empty empty_like empty_strided new_empty new_empty_strided _unsafe_view detach alias lift lift_fresh resize_ set_"
     " is_same_size sym_size sym_stride sym_numel sym_storage_offset _local_scalar_dense".split()
 )
-#: Eager steps before the step that is counted, as many as before a recording.
-WARMUP = 2
+#: Eager steps before the step that is counted: what is created once is created in the first.
+WARMUP = 1
 #: The device of the fake tensors.
 DEVICE = torch.device("cuda", 0)
 
@@ -128,7 +128,7 @@ def launches(cfg: Mapping[str, Any], engine: str = "triton") -> dict[str, Any]:
 
 
 def counted(on_shapes: Shapes) -> dict[str, Any]:
-    """The counts of a step after two others; see `launches`."""
+    """The counts of a step after another one; see `launches`."""
     clock = PartLaunches()
     with on_shapes.entered(), mock.patch.object(launch, "start"):
         decoding = on_shapes.pipeline.images(on_shapes.conditioning, on_shapes.rng, clock)

@@ -159,7 +159,11 @@ def steps(cases: Any = STEPS) -> list[Callable[[], None]]:
         partial(verify_on_shapes, BlockVerification(), chain_paths(5), 16384),
         *(partial(verify_on_shapes, TokenWise(), parse("mc_sim_7b_63"), 16384, rule=x) for x in rules_on_shapes(16384)),
     )
-    return [*(partial(step_on_shapes, *case) for case in cases), *verifications]
+    return [*_steps(cases), *verifications]
+
+
+def _steps(cases: Iterable[Any]) -> list[Callable[[], None]]:
+    return [partial(step_on_shapes, *case) for case in cases]
 
 
 def later_steps() -> list[Callable[[], None]]:
@@ -284,11 +288,10 @@ def faults(row: dict[str, Any]) -> list[str]:
 def jobs() -> list[Specialisation]:
     """A quick look: some steps for Hopper; and of what depends on the device, kernels that begin while the one before
     them ends and those with matrix units, one specialisation of each kernel for one of two other devices."""
-    few = steps(FEW)
-    of_each = [{spec.kernel: spec for spec in started(few, capability)} for capability in (89, 100)]
+    of_each = [{spec.kernel: spec for spec in started(_steps(FEW[:2]), capability)} for capability in (89, 100)]
     depending = [kernel for kernel, spec in of_each[0].items() if "PDL" in spec.constants]
     other = [of_each[number % 2][kernel] for number, kernel in enumerate(depending)]
-    return [*_extremes(started(few)), *other]
+    return [*_extremes(started(steps(FEW))), *other]
 
 
 def _extremes(specs: list[Specialisation]) -> list[Specialisation]:

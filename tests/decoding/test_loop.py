@@ -23,7 +23,7 @@ from specbench.decoding.verify.base import accepted_path
 
 P = random_tables(4, 4, seed=1, sharpness=1.5)
 Q = random_tables(4, 4, seed=2, sharpness=1.5, near=P, distance=0.6)
-COUNT = 40_000
+COUNT = 20_000
 PLAIN = Sampling()
 TREES = {
     "chain of 3": chain_paths(3),

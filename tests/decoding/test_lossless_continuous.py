@@ -61,7 +61,7 @@ def worst(words: dict[str, Any]) -> float:
     """The smallest p-value of three tokens and of their sums. Each token is N(0, 1) under the target and N(1, 1) under
     the drafter."""
     target, drafter = Chain(3, [0.0], [0.0]), Chain(3, [0.0], [0.0], 1.0)
-    out = decode(target, drafter, ContinuousRule(criterion="path", **words), None, rng(20_000))
+    out = decode(target, drafter, ContinuousRule(criterion="path", **words), None, rng(10_000))
     x = out.tokens[..., 0].gather(1, out.trace.order)
     numbers = [*x.unbind(1), *((x[:, 1:] + x[:, :-1]) / 2**0.5).unbind(1)]
     return min(float(stats.kstest(number.numpy(), "norm").pvalue) for number in numbers)
@@ -99,12 +99,13 @@ def test_the_length_and_the_proposals_of_a_block(criterion: str, monkeypatch: py
         return result
 
     monkeypatch.setattr(decide, "verify_block", record_call)
-    of_pair(built_in("d1t5"), ContinuousRule(gamma=4, criterion=criterion, verification="block"), rng(20_000))
+    n = 10_000
+    of_pair(built_in("d1t5"), ContinuousRule(gamma=4, criterion=criterion, verification="block"), rng(n))
     mass, length, proposals = seen[0]
     for expected, counts in ((mass[:, 1:].sum(1), length.double()), (mass[:, :-1].sum(1), proposals.double())):
         off = counts - expected
-        assert abs(float(off.mean())) < 4.5 * float(off.std()) / 20_000**0.5
-    token = of_pair(built_in("d1t5"), ContinuousRule(gamma=4, criterion=criterion), rng(20_000))
+        assert abs(float(off.mean())) < 4.5 * float(off.std()) / n**0.5
+    token = of_pair(built_in("d1t5"), ContinuousRule(gamma=4, criterion=criterion), rng(n))
     first = token.trace.accepted[:, 0].double()
     assert float(length.double().mean() - first.mean()) > 0.02  # block verification accepts more, by 5 standard errors
 

@@ -29,7 +29,7 @@ from specbench.decoding.drafters.vvs import VVS
 from specbench.decoding.drafters.window import BuiltIn, Window
 from specbench.decoding.loop import DecoderConfig, Decoding, decode
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.rules import Band, Mentored, Rule, band, cool, exact
+from specbench.decoding.rules import Band, Mentored, Rule, cool, exact
 from specbench.decoding.rules.groups import Grouped, Neighbourhood
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.thresholds import EntropyAware, Typical
@@ -91,7 +91,7 @@ def test_steps_in_place_give_what_plain_steps_give(name: str, monkeypatch: pytes
     """Three batches use the memory of the first one, with a batch of another size between them; none overwrites the
     results of an earlier one. Statistics are computed after the drafter has read the verdict, so it must not write its
     next draft over this one."""
-    target, engine, compared = tiny.llamagen(side=4), Graphs(at_once), []
+    target, engine, compared = tiny.llamagen(side=3), Graphs(at_once), []
     in_place_config, plain_config = configured(target, name), configured(target, name)
     commit = plain_config.drafter.commit
 
@@ -114,11 +114,11 @@ def test_steps_in_place_give_what_plain_steps_give(name: str, monkeypatch: pytes
     *((name, Graphs(at_once)) for name in DRAFTERS), ("tree", Eager()), ("sjd", Eager()),
 ])  # fmt: skip
 def test_rows_that_are_done_take_the_next_image(name: str, engine: Any) -> None:
-    """Seven images through three rows: each is the same as alone."""
-    target, count, seen = tiny.llamagen(side=4), 7, []
+    """Five images through two rows: each is the same as alone."""
+    target, count, seen = tiny.llamagen(side=3), 5, []
     encode, rng = some_of(conditioning(count, 5), 9)
     start = partial(Decoding, configured(target, name))
-    for which, out in decode_stream(start, encode, rng, count, 3, engine):
+    for which, out in decode_stream(start, encode, rng, count, 2, engine):
         assert len(which) == len(out.tokens)
         assert out.seconds > 0
         for row, image in enumerate(which):
@@ -278,21 +278,18 @@ RULES: dict[str, Callable[[], Rule]] = {
 
 @pytest.mark.parametrize(
     ("name", "rule"),
-    [("none", "exact"), ("tree", "exact"), ("sjd_pac", "exact"), ("rows", "cool"), ("eagle2", "typical"),
-     ("tree", "lantern"), ("tree", "mentored")],
-)  # fmt: skip
+    [("sjd_pac", "exact"), ("rows", "cool"), ("eagle2", "typical")],
+)
 @torch.inference_mode()
-def test_no_step_waits_for_the_host(name: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some drafters and rules of each kind: test_capture, which needs Triton, checks all."""
-    monkeypatch.setattr(band, "_PRECISION", 0.25)  # two halvings tell what twenty do
+def test_no_step_waits_for_the_host(name: str, rule: str) -> None:
+    """Some drafters and rules: test_capture, which needs Triton, checks all."""
     config = configured(tiny.llamagen(side=4), name, rule, Sampling(cfg_scale=2.0, top_k=4, top_p=0.9))
     steps = Decoding(config, tiny.prompts(2), tiny.rng(2))
     steps.step()  # tensors that are built once may be copied from the host
     steps.record_stats()
     with numbers_unknown(steps):
-        for _ in range(3):
-            steps.step()
-            steps.record_stats()
+        steps.step()
+        steps.record_stats()
         with pytest.raises(DataDependentOutputException):
             steps.remaining_tokens([(0, 0), (0, 1)])
 

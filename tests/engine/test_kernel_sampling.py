@@ -127,7 +127,7 @@ def test_the_threshold_among_logits_of_all_sizes() -> None:
     most = torch.finfo(torch.float32).max
     sizes = torch.tensor([-most, -1e30, -5.0, -1e-40, -0.0, 0.0, 1e-40, 2.0, 2.0, 1e30, most], device=DEVICE)
     logits = torch.cat([sizes, sizes[:8].repeat(9)])[None, None]
-    for top_k in (1, 2, 12, 20, 60, 82):  # 2.0 is third to 13th, every smaller number has ten places
+    for top_k in (1, 12, 20, 82):  # 2.0 is third to 13th, every smaller number has ten places
         plain = Sampling(1.0, top_k)
         assert torch.equal(replace(plain, kernels=FusedKernels()).probs(logits), plain.probs(logits)), top_k
         low = logits.clamp_max(2)  # equal weights above zero, so the threshold decides
