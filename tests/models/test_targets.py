@@ -154,8 +154,8 @@ DRAFTERS = {
 SAMPLING = Sampling(temperature=0.9, cfg_scale=1.5)
 #: The drafters for each family. grouped and swin differ from classes and lumina only in their networks' arithmetic,
 #: which the tests of paths inside trees cover for every family, simplear from lumina likewise. So they need only the
-#: drafter that detects most errors. anole has no new lines, emu3 has tokens after its image and shares keys among heads,
-#: and captions have no guidance here, so the drafter with its own cache is added.
+#: drafter that detects most errors. anole has no new lines, emu3 has tokens after its image and shares keys among
+#: heads, and captions have no guidance here, so the drafter with its own cache is added.
 MOST_SENSITIVE = ("draft_model", "eagle2", "medusa", "sjd_pac")
 OWN_CACHE = ("draft_model", "eagle2")
 FEW = {"grouped": ("eagle2",), "swin": ("eagle2",), "simplear": ("eagle2",), "anole": OWN_CACHE, "emu3": OWN_CACHE}
