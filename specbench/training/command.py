@@ -64,6 +64,7 @@ def main(arguments: Sequence[str]) -> int:
         print("  ".join(f"{name} {value:.4g}" for name, value in result.statistics.items()))
         print(f"weights and card in {training_plan.out}")
         print(f"use them: specbench run {_use(training_plan)}")
+    process_group.end_training()  # otherwise gloo's thread can abort the process at its end
     return 0
 
 

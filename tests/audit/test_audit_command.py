@@ -187,7 +187,7 @@ def test_one_model_leaves_out_other_presets(call: Call, tmp_path: Path, monkeypa
 
 
 def test_a_method_of_vectors(call: Call, tmp_path: Path) -> None:
-    words = "gamma=1 prefill=0.3 align=false proposals=50 temperature=0.7 audit.samples=3000 audit.margin=1".split()
+    words = "gamma=1 prefill=0.3 align=false proposals=50 temperature=0.7 audit.samples=1000 audit.margin=1".split()
     code, out, _ = call("method=cspd", "criterion=path", *words, "out=a.csv")
     assert code == 0
     rows = cells_of(tmp_path / "a.csv")

@@ -13,18 +13,25 @@ from test_mar_scenes import read_right
 
 from specbench.config.configuration import compose
 from specbench.data import worlds
-from specbench.harness.pipeline import Pipeline
+from specbench.harness.pipeline import Pipeline, load_model
 from specbench.models.pixels import to_float
 
 COUNT, SOME, FEW = 8, 4, 2
-ALL, HALF = 256, 128  # tokens of an image; the upper half shows what a drafter saves
+ALL, QUARTER = 256, 64  # tokens of an image; the upper quarter shows what a drafter saves
 TEXTURES = "model=llamagen_textures"
 CAPTIONS = {name: [worlds.world(name).sample("validation", i).caption for i in range(COUNT)] for name in worlds.NAMES}
 
 
 @cache
+def loaded(model: str):
+    """The device and the model. Every method is combined with the same one."""
+    return load_model(compose([f"model={model}"]))
+
+
+@cache
 def pipeline(*overrides: str) -> Pipeline:
-    return Pipeline.load(compose([*overrides, "emitted_draws=0"]))
+    cfg = compose([*overrides, "emitted_draws=0"])
+    return Pipeline.assemble(cfg, *loaded(cfg["model"]))
 
 
 def captions_of(overrides):
@@ -40,12 +47,12 @@ def decode(p: Pipeline, captions, keys, length: int):
 
 
 @cache
-def decoded(*overrides: str, count: int = FEW, length: int = HALF):
+def decoded(*overrides: str, count: int = FEW, length: int = QUARTER):
     return decode(pipeline(*overrides), captions_of(overrides)[:count], [(0, i) for i in range(count)], length)
 
 
 def accepted_length(*overrides: str, count: int = FEW) -> float:
-    return float((HALF / decoded(*overrides, count=count).steps.double()).mean())
+    return float((QUARTER / decoded(*overrides, count=count).steps.double()).mean())
 
 
 def test_vanilla_takes_one_step_a_token():
@@ -59,7 +66,7 @@ IN_ORDER = (("method=eagle_chain",), ("method=eagle1",), ("method=cool_sd", "del
 
 
 def test_accepted_lengths_have_the_order_of_the_papers():
-    """A chain, a tree and a strongly relaxed rule: about 2.2, 2.8 and 3.2. (To show that delta=1.1 gives more than the
+    """A chain, a tree and a strongly relaxed rule: about 2.1, 2.6 and 3.0. (To show that delta=1.1 gives more than the
     exact rule takes 500 images.)"""
     chain, eagle, cooler = (accepted_length(*words, count=SOME) for words in IN_ORDER)
     assert 1.5 < chain < eagle < cooler
@@ -69,9 +76,10 @@ def test_accepted_lengths_have_the_order_of_the_papers():
 
 
 def test_windows_save_steps_and_proactive_drafts_save_more():
-    windows = [accepted_length(f"method={name}") for name in ("sjd", "scd", "sjd_pac")]
+    """About 2.6, 2.8 and 3.3, and 1.2 for drafts that must match."""
+    windows = [accepted_length(f"method={name}", count=SOME) for name in ("sjd", "scd", "sjd_pac")]
     assert 1.5 < windows[0] < windows[1] < windows[2]
-    assert accepted_length("method=jacobi") < windows[0]  # drafts that must match, not laws
+    assert accepted_length("method=jacobi") < windows[0]
 
 
 @pytest.mark.parametrize(("world", "model", "goal"), [("scenes", (), 0.85), ("textures", (TEXTURES,), 0.7)])
@@ -101,8 +109,8 @@ def test_the_same_tokens_in_any_batch(words):
     """Bit for bit, alone and in a batch: every row-wise product is computed in one order. (The pixels: see the test of
     captions.)"""
     together = decoded(*words, count=SOME if words in IN_ORDER else FEW)  # which other tests look at, too
-    out = decode(pipeline(*words), captions_of(words)[1:2], [(0, 1)], HALF // 2)
-    assert torch.equal(out.tokens, together.tokens[1:2, : HALF // 2])
+    out = decode(pipeline(*words), captions_of(words)[1:2], [(0, 1)], QUARTER)
+    assert torch.equal(out.tokens, together.tokens[1:2])
 
 
 @torch.inference_mode()
@@ -138,7 +146,7 @@ def test_greedy_speculation_repeats_the_greedy_target(model, methods, fewer):
     for method in methods:
         out = decoded(*model, f"method={method}", "temperature=0", count=1)
         assert torch.equal(out.tokens, wanted)
-        assert out.steps.item() < HALF / fewer
+        assert out.steps.item() < QUARTER / fewer
 
 
 @pytest.mark.parametrize("overrides", [(), (TEXTURES,), ("model=mar_scenes",)])
@@ -157,8 +165,8 @@ def test_the_words_that_the_text_encoder_does_not_read_are_counted(overrides):
 
 
 def test_another_seed_is_another_image():
-    out = decode(pipeline("method=scd"), CAPTIONS["scenes"][:1], [(1, 0)], HALF // 2)
-    assert not torch.equal(out.tokens, decoded("method=scd").tokens[:1, : HALF // 2])
+    out = decode(pipeline("method=scd"), CAPTIONS["scenes"][:1], [(1, 0)], QUARTER)
+    assert not torch.equal(out.tokens, decoded("method=scd").tokens[:1])
 
 
 @pytest.mark.parametrize(("world", "model", "used"), [("scenes", (), 0.8), ("textures", (TEXTURES,), 0.45)])
@@ -189,13 +197,13 @@ def test_target_and_drafter_reach_their_statistics(world, model, loss, top1, tv)
     from tools.scenes import target
 
     bundle = pipeline(*model, "method=eagle_chain").model
-    images, captions, _ = worlds.world(world).render("validation", range(16))
+    images, captions, _ = worlds.world(world).render("validation", range(8))
     with torch.inference_mode():
         codes = bundle.codes(to_float(images)).numpy()
         features = bundle.encode(captions).features
         dataset = target.dataset(bundle.target, codes, features)
         statistics = drafter.evaluate(
-            EagleTraining(bundle.drafter_network("eagle"), TargetHead(bundle.target)), dataset, range(16)
+            EagleTraining(bundle.drafter_network("eagle"), TargetHead(bundle.target)), dataset, range(8)
         )
         reached = target.evaluate_target(bundle.target, codes, features)
     assert reached["loss"] < loss  # as its card says, and far below the 6.2 and 9.0 nats of equal codes

@@ -152,7 +152,7 @@ def test_the_distance_is_to_real_images_of_one_object(real_pictures, home, monke
 
 
 def test_random_weights_run_from_words_to_a_row(tmp_path, home, monkeypatch):
-    monkeypatch.setattr(scenes_reference, "COUNT", 40)
+    monkeypatch.setattr(scenes_reference, "COUNT", 8)
     words = ["run", "model=mar_scenes", "weights=random", "data=scenes_classes", "method=cspd", "gamma=2", "n=2"]
     words += ["batch_size=2", "cfg_scale=1", "diffusion_steps=2", "baseline=false", "warmup=0", f"out={tmp_path}/run"]
     assert cli.main([*words, "metrics=[scenes_fid,scenes_reward,scenes_clip]"]) == 0
@@ -206,16 +206,17 @@ def test_shapes_fit_together_and_the_defaults_are_the_trained_ones():
 
 
 def test_the_committed_pair_draws_its_classes_in_fewer_passes():
-    """Exact drafts give the target's distribution, so at least six of the eight attributes of four pictures must be
-    correct: the goal of the models is three in four (results/embedded_models.md). Some drafts are accepted."""
+    """Exact drafts give the target's distribution, so at least three of the four attributes of two pictures must be
+    correct: the goal of the models is three in four (results/embedded_models.md), and a guess would find one in six.
+    Some drafts are accepted."""
     cfg = configuration.compose(["model=mar_scenes", "method=cspd", "gamma=1", "diffusion_steps=20"])
     pipeline = Pipeline.load(cfg)
     assert pipeline.rule.exact
-    items = load("n=4")
+    items = load("n=2")
     prompts, keys = [item.prompt for item in items], [(0, item.index) for item in items]
     drafted = pipeline.decode(pipeline.encode(prompts), keys)
     right = read_right(pipeline.pixels(drafted.tokens), [item.labels for item in items])
-    assert right[:, scenes_classes._SHAPE].sum() + right[:, scenes_classes._COLOUR].sum() >= 6
+    assert right[:, scenes_classes._SHAPE].sum() + right[:, scenes_classes._COLOUR].sum() >= 3
     assert (drafted.steps < pipeline.model.target.length).all()
 
 

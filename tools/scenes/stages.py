@@ -93,16 +93,16 @@ _SCENES = {
     ),
     "smoke": Budget(  # seconds: checks that everything runs, not that it learns
         {
-            name: Recipe(steps=2, batch=4, lr=1e-3, warmup=1, ema=0.5)
+            name: Recipe(steps=2, batch=2, lr=1e-3, warmup=1, ema=0.5)
             for name in ("tokenizer", "text", "target", "kl", "mar", "mar_draft")
         }
-        | {"mar_draft_path_kl": replace(_PATHS, steps=2, batch=4, warmup=1)},
+        | {"mar_draft_path_kl": replace(_PATHS, steps=2, batch=2, warmup=1)},
         measured=(*DRAFTERS, "drafters", "mar_samples"),
-        drafters=("steps=2", "batch=4", "warmup=1"),
+        drafters=("steps=2", "batch=2", "warmup=1"),
         # Not two steps: these weights would equal the default drafter's.
-        variants=("steps=4", "batch=4", "warmup=1", "checkpoints=[1,3]"),
-        train=48,
-        validation=12,
+        variants=("steps=4", "batch=2", "warmup=1", "checkpoints=[1,3]"),
+        train=24,
+        validation=6,
         drafted=2,
         trial=card.Trial(count=2, drafted=1, gamma=2, scales=(2.0,), overrides=("diffusion_steps=3",)),
     ),
