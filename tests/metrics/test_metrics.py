@@ -43,7 +43,7 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Small evaluators with random weights, and a reference of 40 training images."""
     folder = tmp_path_factory.mktemp("assets")
     torch.manual_seed(0)
-    widths, words = (8, 8, 8), tuple(scenes.WORLD.vocabulary())
+    widths, words = (8, 8, 8), scenes.WORLD.vocabulary
     for name, module in (
         ("scenes_classifier.safetensors", ev.Classifier(ev.ClassifierConfig(widths, dim=16, part=4))),
         ("scenes_reader.safetensors", ev.AttributeReader(ev.ReaderConfig(widths, dim=16))),
