@@ -100,9 +100,7 @@ files:
   target: {repository: somebody/small, files: [c2i_B_384.pt], licence: MIT}
 """,
 }
-SMALL = (
-    "model=llamagen_b weights=random reduced=true dtype=float32 n=1 warmup=0 metrics=none baseline=false device=cpu"
-)
+SMALL = "model=llamagen_b weights=random reduced=true dtype=float32 n=1 warmup=0 metrics=none baseline=false device=cpu"
 LINES = [
     "run --help method=sjd rule=strict drafter=steady",
     "run --help model=llamagen_b method=vanilla",

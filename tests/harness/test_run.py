@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import checked
 from fake_pipeline import TOKENS, FakePipeline, at
 from PIL import Image
 
@@ -611,10 +612,14 @@ def test_an_engine_needs_its_device_and_its_package(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("change", [{"run_id": 5}, {"sessions": {"a": 1}}])
-def test_an_edited_run_json_is_an_error(change: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_json_that_no_run_wrote_is_an_error(change: dict[str, Any], tmp_path: Path) -> None:
+    """Even with a correct checksum."""
     file = tmp_path / "run.json"
     provenance.RunMetadata("one").write(file)
     assert provenance.RunMetadata.read(file).run_id == "one"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    values = {name: value for name, value in json.loads(file.read_text()).items() if name != "check"}
+    file.write_text(checked(values))
+    assert provenance.RunMetadata.read(file).run_id == "one"
+    file.write_text(checked(values | change))
     with pytest.raises(UsageError, match="run.json"):
         provenance.RunMetadata.read(file)
