@@ -258,6 +258,21 @@ def test_every_score_names_its_own_network(assets: Path, images: np.ndarray, ite
     assert list(backends) == COLUMNS
 
 
+def test_a_network_whose_file_changes_is_read_again(
+    assets: Path, images: np.ndarray, items: list[Item], tmp_path: Path
+) -> None:
+    """A CPU keeps a network for the next images."""
+    path = Path(shutil.copy(assets / "scenes_reader.safetensors", tmp_path))
+    before = measure(["scenes_reward"], images, items, tmp_path)
+    assert_same(measure(["scenes_reward"], images, items, tmp_path), before)
+    reader = ev.load(path, ev.AttributeReader)
+    reader.of_scene.bias.data += torch.arange(len(reader.of_scene.bias))
+    ev.save(reader, path)
+    after = measure(["scenes_reward"], images, items, tmp_path)
+    assert abs(after["image_reward"].value - before["image_reward"].value) > 1e-4
+    assert after["image_reward"].backend == ev.backend(path) != before["image_reward"].backend
+
+
 def test_absent_weights_are_a_note_not_a_crash(images: np.ndarray, items: list[Item], tmp_path: Path) -> None:
     context = metrics.ScoringContext(tmp_path, tmp_path)
     for name, score in zip(NAMES, measure(NAMES, images, items, tmp_path).values(), strict=True):
