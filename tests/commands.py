@@ -23,11 +23,11 @@ from specbench.tables.definitions import Line, Table
 
 ROOT = Path(__file__).resolve().parents[1]
 Call = Callable[..., tuple[int, str, str]]
-#: Command lines, one after the other in one process.
-#: Runs command lines in one process. An audit's exit code is 1 if it refutes a method.
+#: Runs command lines in one process, and then code. An audit's exit code is 1 if it refutes a method.
 TOGETHER = (
     "import json, sys; from specbench import cli;"
-    " sys.exit(any([cli.main(w) > (w[0] == 'audit') for w in json.loads(sys.argv[1])]))"
+    " failed = any([cli.main(w) > (w[0] == 'audit') for w in json.loads(sys.argv[1])]);"
+    " exec(*sys.argv[2:] or ['']); sys.exit(failed)"
 )
 
 
@@ -45,9 +45,9 @@ def copy_package(folder: Path) -> None:
     (folder / "specbench/assets").symlink_to(ROOT / "specbench/assets")
 
 
-def run_copy(folder: Path, lines: Sequence[Sequence[str]]) -> str:
-    """The output of these command lines, run by the copied package."""
-    done = python(TOGETHER, json.dumps(lines), cwd=folder, package=folder)
+def run_copy(folder: Path, lines: Sequence[Sequence[str]], code: str = "") -> str:
+    """The output of these command lines and of the code after them, run by the copied package."""
+    done = python(TOGETHER, json.dumps(lines), code, cwd=folder, package=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

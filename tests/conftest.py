@@ -16,6 +16,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton
 if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
     patch_language_once()
+os.fsync = lambda descriptor: None  # a test ends no machine, so that nothing needs to be on the disk
 
 
 try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,6 +61,5 @@ def light_metrics(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     here = dict.fromkeys(("fid", "fid_clean", "clip_b16", "clip_b32", "image_reward", "kid"), "1")
     monkeypatch.setattr(metrics, "metric", lambda name, context: Light(name, context, here))
     monkeypatch.setattr(sheet, "save", lambda path, *_: path.touch())
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(origin, "_output", lambda *command: "")  # of git, some hundred times
     return here

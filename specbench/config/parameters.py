@@ -37,6 +37,7 @@ def conf_dir() -> Path:
     raise UsageError(f"the configurations are missing: no conf/config.yaml in or next to {package}; install again")
 
 
+@cached
 def groups() -> tuple[str, ...]:
     """The groups of conf/ from which a run chooses. (A suite contains many runs.)"""
     return tuple(sorted(found_choices().choices.keys() - {"suite"}))
@@ -200,7 +201,7 @@ def in_preset(chosen: Mapping[str, Any]) -> frozenset[str]:
     method = str(chosen.get("method", default_choice("method")))
     if method not in choices("method"):
         return method_parameters()
-    parts = method_choices(method) | {group: str(chosen[group]) for group in PARTS if group in chosen}
+    parts = {**method_choices(method), **{group: str(chosen[group]) for group in PARTS if group in chosen}}
     known = ((group, name) for group, name in parts.items() if group in PARTS and name in choices(group))
     return declared("method", method).union(*(declared(group, name) for group, name in known))
 
@@ -213,7 +214,7 @@ def possible(model: str) -> frozenset[str]:
     return frozenset(table()) - (others - declared("model", model) - common())
 
 
-def method_choices(method: str) -> dict[str, str]:
+def method_choices(method: str) -> Mapping[str, str]:
     """Group -> choice in a method's preset: {"drafter": "eagle_tree", "rule": "cool"}."""
     return _chosen("method", method)
 
@@ -223,7 +224,7 @@ def of_experiment(name: str) -> dict[str, Any]:
     if name not in choices("experiment"):
         return {}
     values = content("experiment", name)
-    return _chosen("experiment", name) | {key: values[key] for key in values if key not in METADATA}
+    return {**_chosen("experiment", name), **{key: values[key] for key in values if key not in METADATA}}
 
 
 def default_choice(group: str) -> str:
@@ -231,7 +232,8 @@ def default_choice(group: str) -> str:
     return _chosen("", "config")[group]
 
 
-def _chosen(group: str, name: str) -> dict[str, str]:
+@cached
+def _chosen(group: str, name: str) -> Mapping[str, str]:
     """Group -> choice of a file's list of defaults."""
     entries = [d for d in yaml_files.read(file_of(group, name)).get("defaults", []) if isinstance(d, dict)]
     return {key.split("/")[-1]: value for entry in entries for key, value in entry.items()}
@@ -251,7 +253,8 @@ def parameters_of(cfg: Mapping[str, Any]) -> list[str]:
     return [name for name in ordered if name in names or name in declared_here]
 
 
-def owners(name: str) -> list[str]:
+@cached
+def owners(name: str) -> tuple[str, ...]:
     """The choices that have a parameter: "rule cool (method cool_sd)"."""
     result = [f"method {method}" for method in choices("method") if name == "variant" in declared("method", method)]
     for group in PARAMETER_GROUPS:
@@ -259,7 +262,7 @@ def owners(name: str) -> list[str]:
             if name in declared(group, choice):
                 presets = [method for method in choices("method") if method_choices(method).get(group) == choice]
                 result.append(f"{group} {choice}" + (f" (method {', '.join(presets)})" if presets else ""))
-    return result
+    return tuple(result)
 
 
 def no_parameter(name: str, cfg: Mapping[str, Any]) -> UsageError:

@@ -146,6 +146,7 @@ def load(conf: Path) -> FoundChoices:
     )
 
 
+@cached
 def file_of(folders: tuple[Path, ...], group: str, name: str) -> Path:
     """The file of a choice, or of a file that choices build on: the first in these folders."""
     files = [folder / group / f"{name}.yaml" for folder in folders]

@@ -129,9 +129,12 @@ class World:
         labels = np.array([s.scene.labels() for s in samples], dtype=np.int64)
         return np.stack([self.draw(s) for s in samples]), [s.caption for s in samples], labels
 
-    def vocabulary(self) -> list[str]:
-        """All words that a caption can contain, sorted. Deterministic, so a text encoder's word ids never change."""
-        return sorted({word for index in range(4000) for word in words(self.sample("train", index).caption)})
+    @cached_property
+    def vocabulary(self) -> tuple[str, ...]:
+        """All words that a caption can contain, sorted. Deterministic, so a text encoder's word ids never change. The
+        first use takes a second."""
+        found = {word for index in range(4000) for word in words(self.sample("train", index).caption)}
+        return tuple(sorted(found))
 
     def describes(self, labels: Sequence[int] | None) -> bool:
         """Whether the labels are attributes of this world."""

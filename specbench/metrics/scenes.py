@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specbench.metrics.scenes_reference import ScenesReference
-    from specbench.models.evaluators import TwoTower
+    from specbench.models.evaluators import Evaluator, TwoTower
 
 #: Images in every forward pass. A convolution chooses the order of its sums by the batch size, but an image's outputs
 #: must not depend on the number of other images.
@@ -70,6 +70,24 @@ class EmbeddedMetric(Metric):
         if not self.path.is_file():
             raise Unavailable(f"no {self.weights}: run `make train-{self.world.name}` in a clone")
         return f"{self.path.stem.replace('_', '-')}@{digest(self.path)}"
+
+    def network(self, kind: type[Evaluator]) -> Evaluator:
+        """The evaluator on the context's device. A CPU keeps it for the next images."""
+        from specbench.models import evaluators as ev
+
+        if self.context.device != "cpu":
+            return ev.load(self.path, kind, self.context.device)
+        key: Any = kind  # mypy does not know that classes are hashable
+        kept: Evaluator = _on_cpu(self.path, digest(self.path), key)
+        return kept
+
+
+@lru_cache(maxsize=6)  # three for each of two worlds
+def _on_cpu(path: Path, file_digest: str, kind: Any) -> Any:
+    """An evaluator of class `kind`, whose file has this digest."""
+    from specbench.models import evaluators as ev
+
+    return ev.load(path, kind)
 
 
 class EmbeddedScorer(Scorer):
@@ -121,7 +139,7 @@ class ScenesFID(EmbeddedMetric):
     def scorer(self) -> EmbeddedScorer:
         from specbench.models import evaluators as ev
 
-        classifier = ev.load(self.path, ev.Classifier, self.context.device)
+        classifier = self.network(ev.Classifier)
         return EmbeddedScorer(self, lambda x, items: classifier.features(x))
 
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
@@ -173,7 +191,7 @@ class ScenesClip(EmbeddedMetric, MeanMetric):
     def towers(self) -> TwoTower:
         from specbench.models import evaluators as ev
 
-        return ev.load(self.path, ev.TwoTower, self.context.device)
+        return self.network(ev.TwoTower)
 
     def scorer(self) -> EmbeddedScorer:
         import torch
@@ -233,7 +251,7 @@ class ScenesInceptionScore(EmbeddedMetric):
     def scorer(self) -> EmbeddedScorer:
         from specbench.models import evaluators as ev
 
-        reader, names = ev.load(self.path, ev.AttributeReader, self.context.device), list(scenes.ATTRIBUTES)
+        reader, names = self.network(ev.AttributeReader), list(scenes.ATTRIBUTES)
 
         def classes(x: Tensor, items: Sequence[PromptItem]) -> Tensor:
             logits = reader(x)
@@ -294,7 +312,7 @@ class ScenesReward(EmbeddedMetric, MeanMetric):
 
         from specbench.models import evaluators as ev
 
-        reader = ev.load(self.path, ev.AttributeReader, self.context.device)
+        reader = self.network(ev.AttributeReader)
 
         def outputs(x: Tensor, items: Sequence[PromptItem]) -> Tensor:
             labels = torch.tensor([item.labels for item in items], dtype=torch.int64).to(x.device)

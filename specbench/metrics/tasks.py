@@ -279,7 +279,7 @@ class ScenesGenEval(EmbeddedMetric, TaskMetric):
 
         from specbench.models import evaluators as ev
 
-        reader = ev.load(self.path, ev.AttributeReader, self.context.device)
+        reader = self.network(ev.AttributeReader)
 
         def read(x: Tensor, items: Sequence[PromptItem]) -> Tensor:
             return torch.stack([logits.argmax(-1) for logits in reader(x)], 1).float()

@@ -29,10 +29,10 @@ class WorldConfig:
     draft: LlamaGenConfig
 
     def text(self, world: str) -> TextConfig:
-        """The text encoder's configuration. Building the vocabulary takes a second."""
+        """The text encoder's configuration."""
         described = worlds.world(world)
         classes = sum(len(choices) + 1 for choices in described.position_attributes.values())
-        return TextConfig(vocabulary=tuple(described.vocabulary()), classes=classes)
+        return TextConfig(vocabulary=described.vocabulary, classes=classes)
 
 
 WORLDS = {

@@ -15,6 +15,7 @@ They differ in where rows and folders lie:
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -447,7 +448,7 @@ def _rows(table: Table, results: Path) -> Callable[[str], list[Row]]:
     def candidates(config_hash: str) -> list[Row]:
         rows: list[Row] = []
         for path in others:
-            if config_hash in _text(path, state(path)):  # to parse every file takes a second
+            if config_hash in _words(path, state(path)):  # to parse every file takes a second
                 rows += _read(path, state(path), False)
         return [row for row in (*rows, *own) if row["config_hash"] == config_hash]
 
@@ -455,9 +456,9 @@ def _rows(table: Table, results: Path) -> Callable[[str], list[Row]]:
 
 
 @cache
-def _text(path: Path, state: tuple[int, ...]) -> str:
-    """The content of a file in this state."""
-    return path.read_text(encoding="utf-8", errors="replace")
+def _words(path: Path, state: tuple[int, ...]) -> frozenset[str]:
+    """The words and hashes in a file in this state."""
+    return frozenset(re.findall(r"\w+", path.read_text(encoding="utf-8", errors="replace")))
 
 
 def _own_rows(path: Path) -> list[Row]:

@@ -95,8 +95,9 @@ def gather(paths: Sequence[Path], runs: Sequence[Path], images: int, gallery: Se
     result.baselines = [row for row in shown if baseline.is_baseline(row)]
     for row in baseline.baselines(shown, [(folder, result.by_id[run_id]) for folder, run_id in result.folders]):
         result.baselines.append(row | {"file": result.by_id[baseline.run_of(row)]["file"]})
-    for row in (*result.rows, *result.baselines):
-        row["command"], row["command_exact"] = command(row)
+    with configuration.session():  # one for all rows
+        for row in (*result.rows, *result.baselines):
+            row["command"], row["command_exact"] = command(row)
     others = ReportContent(notes=result.notes)
     of_gallery = [run for folder in gallery for run in _add_runs(folder, others, needed=False)]
     for folder, run_id in (*result.folders, *of_gallery):

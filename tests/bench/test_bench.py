@@ -185,7 +185,14 @@ def test_a_row_is_printed_and_kept(call: Call, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine's speed is not measured, which takes longer than a benchmark of a small network."""
+    monkeypatch.setattr(floor, "bandwidth", lambda device: 1e9)
+    monkeypatch.setattr(floor, "arithmetic", lambda device, dtype: 1e9)
+
+
+@pytest.fixture
+def recorded(known_speed: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Engines that record: on the CPU the recorder runs the work itself. The list has the recorded functions."""
     works: list[Any] = []
 
@@ -197,6 +204,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return works
 
 
+@pytest.mark.usefixtures("known_speed")
 def test_one_state_is_held_at_a_time(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys and values of a 7B model's image take gigabytes, and three of them used to be in memory."""
     references: list[weakref.ref[Decoding]] = []
@@ -310,7 +318,7 @@ def test_two_measurements_of_one_node_agree_within_their_noise() -> None:
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
+def alone(known_speed: None, monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
     """The times of passes over one node alone, one list after the other; a pass in a step takes a second."""
     times: list[list[float]] = []
 
@@ -318,8 +326,6 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
         return times.pop(0) if tree.nodes == 1 else [3.0] * 5
 
     monkeypatch.setattr(measure, "_pass", passes)
-    monkeypatch.setattr(floor, "bandwidth", lambda device: 1e9)
-    monkeypatch.setattr(floor, "arithmetic", lambda device, dtype: 1e9)
     monkeypatch.setattr(clocks.Clock, "seconds", lambda self: [dict.fromkeys(measure.PARTS, 1.0)] * 20)
     return times
 
@@ -357,6 +363,7 @@ def test_a_cost_is_a_range_where_the_two_measurements_differ() -> None:
         assert f"relative to one ({executed}): {cost}\n" in shown
 
 
+@pytest.mark.usefixtures("known_speed")
 def test_a_grid_adds_a_row_a_job(call: Call, tmp_path: Path) -> None:
     words = (*SMALL, "bench.images=0", "bench.nodes=1", "out=mine.csv")
     assert call("bench", *words)[0] == 0
@@ -370,6 +377,7 @@ def test_a_grid_adds_a_row_a_job(call: Call, tmp_path: Path) -> None:
     assert len(json.loads(out.splitlines()[-1])) == 4
 
 
+@pytest.mark.usefixtures("known_speed")
 def test_vectors_are_timed_with_their_diffusion_steps(call: Call) -> None:
     """In any number format: bfloat16 reads half as many bytes."""
     words = ("model=mar_b", "reduced=true", "weights=random", "device=cpu", "method=cspd", "gamma=2")

@@ -22,10 +22,11 @@ from scipy import stats
 from test_journal import record
 
 from specbench import cli, data, metrics
-from specbench.compare import wording
+from specbench.compare import passes, wording
 from specbench.compare.comparison import Comparison, compare, over_seeds, pair
 from specbench.compare.passes import read
 from specbench.config import configuration, indices
+from specbench.data import scenes
 from specbench.errors import UsageError
 from specbench.metrics import frechet
 from specbench.metrics.outputs import image_key
@@ -200,7 +201,7 @@ def test_the_error_of_a_difference_of_distances_is_calibrated() -> None:
         result = by_influence(*values, moved[0].numpy(), moved[1].numpy())
         differences.append(result.difference)
         errors.append(paired_test(result).high - result.difference)
-        apart.append(math.hypot(*(frechet.standard_error(z, mean, covariance) or 0 for z in (x, y))))
+        apart.append(math.sqrt(sum(float(i.square().sum()) for i in moved if i is not None) / (n * (n - 1))))
     spread = float(np.std(differences))
     assert np.mean(errors) / 1.959964 == pytest.approx(spread, rel=0.16)
     assert np.mean(apart) > 1.33 * spread
@@ -652,7 +653,6 @@ def test_damaged_scores_are_named(scored: tuple[str, str, np.ndarray, np.ndarray
 
 def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     """A has features with the distribution of the real images, B with a wider one."""
-    from specbench.data import scenes
     from specbench.metrics import scenes_reference
 
     metric = metrics.metric("scenes_fid", metrics.ScoringContext(metrics.ASSETS, Path()))
@@ -694,6 +694,18 @@ def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypat
     assert re.match(r"scenes_fid: .*\b100 pairs\b", between(a, few.b.argument).untested[-1])
 
 
+def test_the_prompts_of_a_real_data_set_are_those_of_the_records(folders: Folders) -> None:
+    """Its files need not be here. The prompts of an embedded world are drawn again, with their labels."""
+    photograph = image(4, 100, prompt="a photograph")
+    real = read(folders.make("real", [photograph], "model=llamagen_xl", "data=parti", "metrics=none"))
+    assert passes.items(real, [photograph]) == [data.Item(4, "a photograph", None, "4")]
+    sample, world = scenes.sample("validation", 4), read(folders.make("drawn", MINE))
+    [item] = passes.items(world, [image(4, 100, prompt=sample.caption)])
+    assert (item.index, item.prompt, item.labels) == (4, sample.caption, tuple(sample.scene.labels()))
+    with pytest.raises(UsageError, match="prompts are not the present ones of data=scenes"):
+        passes.items(world, [photograph])
+
+
 def test_a_damaged_record_is_named(folders: Folders) -> None:
     good = [image(i, 100) for i in range(5)]
     a, b = folders.make("a", good), folders.make("b", good)
@@ -705,6 +717,7 @@ def test_a_damaged_record_is_named(folders: Folders) -> None:
         ({"steps": 1.5}, r"no integer as steps \(1.5\)"),
         ({"drafted": -1}, "has drafted -1"),
         ({"accepted": 10**6}, "accepted 1000000 of 500 drafts"),
+        ({"emitted_log_ratio": [0.5, "x"]}, "no list of numbers as emitted_log_ratio"),
         ({"prompt": None}, "no text as prompt"),
         ({"index": "\x1b[2J"}, "line 1 of .*records.jsonl is not a record"),
         ({"index": 1}, "two records of index 1"),

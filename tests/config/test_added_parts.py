@@ -101,7 +101,7 @@ files:
   target: {repository: somebody/small, files: [c2i_B_384.pt], licence: MIT}
 """,
 }
-SMALL = "n=1 warmup=0 metrics=none baseline=false device=cpu"
+SMALL = "model=llamagen_b weights=random reduced=true dtype=float32 n=1 warmup=0 metrics=none baseline=false device=cpu"
 LINES = [
     "run --help method=sjd rule=strict drafter=steady",
     "run --help model=llamagen_b method=vanilla",
@@ -111,8 +111,8 @@ LINES = [
     "fetch model=llamagen_b --dry-run",
     "bench --plan model=llamagen_b method=vanilla weights=random",
     f"run method=sjd drafter=steady rule=strict gamma=3 criterion=exact out=parts {SMALL}",
-    f"run method=eagle_chain drafter=twig weights=random out=network {SMALL}",
-    f"run model=llamagen_b method=vanilla weights=random reduced=true dtype=float32 out=model {SMALL}",
+    f"run method=eagle_chain drafter=twig out=network {SMALL}",
+    f"run method=vanilla out=model {SMALL}",
 ]
 
 

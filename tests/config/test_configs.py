@@ -269,18 +269,26 @@ def _by_hydra(choices: composition.Choices) -> dict[str, object]:
         return configuration._by_hydra(parameters.conf_dir(), tuple(words))
 
 
+FURTHER = 6  # choices of a preset with another drafter and rule
+
+
 def _choices() -> list[composition.Choices]:
-    """Every file of every group at least once, every preset with its own drafter and rule, some with others."""
+    """Every file of every group at least once, every preset with its own drafter and rule, some with others: with
+    those that no preset has."""
     files = {group: list(parameters.choices(group)) for group in parameters.groups() if group != "experiment"}
     presets = len(files["method"])
-    assert max(map(len, files.values())) <= presets + len(files["drafter"])
+    for group in ("drafter", "rule"):
+        of_presets = {parameters.method_choices(method).get(group) for method in files["method"]}
+        files[group].sort(key=lambda name: name in of_presets)
+        assert files[group][FURTHER - 1] in of_presets
+    assert max(len(names) for group, names in files.items() if group not in ("drafter", "rule")) <= presets + FURTHER
     choices: list[composition.Choices] = [
         {
-            group: names[i % len(names)]
+            group: names[(i - presets) % len(names) if group in ("drafter", "rule") else i % len(names)]
             for group, names in files.items()
             if i >= presets or group not in ("drafter", "rule")
         }
-        for i in range(presets + len(files["drafter"]))
+        for i in range(presets + FURTHER)
     ]
     grids = [
         {"experiment": name, **more} for name in parameters.choices("experiment") for more in ({}, {"rule": "exact"})

@@ -81,7 +81,7 @@ def test_the_same_scene_has_many_images():
 
 
 def test_every_caption_is_in_the_vocabulary():
-    vocabulary = set(scenes.WORLD.vocabulary())
+    vocabulary = set(scenes.WORLD.vocabulary)
     assert all(set(worlds.words(scenes.sample("validation", i).caption)) <= vocabulary for i in range(500))
 
 

@@ -130,7 +130,7 @@ def test_items_have_the_captions_of_the_split() -> None:
 @pytest.mark.parametrize("name", worlds.NAMES)
 def test_a_vocabulary_has_the_words_of_unseen_captions(name: str) -> None:
     world = worlds.world(name)
-    vocabulary = set(world.vocabulary())
+    vocabulary = set(world.vocabulary)
     captions = [world.sample("validation", i).caption for i in range(300)]
     assert {word for caption in captions for word in worlds.words(caption)} <= vocabulary
 

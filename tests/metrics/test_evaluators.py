@@ -134,7 +134,7 @@ def test_degrade_blurs_as_strongly_as_it_says() -> None:
 
 def edited(captions: list[str]) -> list[list[str]]:
     """The words of captions after one round of edits; the given rows do not change."""
-    ids = {word: i + 2 for i, word in enumerate(scenes.WORLD.vocabulary())}
+    ids = {word: i + 2 for i, word in enumerate(scenes.WORLD.vocabulary)}
     rows = np.zeros((len(captions), 40), dtype=np.int64)
     for row, caption in zip(rows, captions):
         tokens = [ids.get(word, 1) for word in worlds.words(caption)]
@@ -233,7 +233,7 @@ def test_two_tower_statistics_count_what_they_say() -> None:
 
     class Planted(ev.TwoTower):
         def __init__(self) -> None:
-            words = tuple(scenes.WORLD.vocabulary())
+            words = scenes.WORLD.vocabulary
             super().__init__(ev.TwoTowerConfig(WIDTHS, 16, vocabulary=words, text_dim=16))
             self.order = [1, 0, 2, 3]
 

@@ -45,7 +45,7 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Small evaluators with random weights, and a reference of 40 training images."""
     folder = tmp_path_factory.mktemp("assets")
     torch.manual_seed(0)
-    widths, words = (8, 8, 8), tuple(scenes.WORLD.vocabulary())
+    widths, words = (8, 8, 8), scenes.WORLD.vocabulary
     for name, module in (
         ("scenes_classifier.safetensors", ev.Classifier(ev.ClassifierConfig(widths, dim=16, part=4))),
         ("scenes_reader.safetensors", ev.AttributeReader(ev.ReaderConfig(widths, dim=16))),
@@ -258,6 +258,21 @@ def test_every_score_names_its_own_network(assets: Path, images: np.ndarray, ite
     }
     assert backends == {name: ev.backend(assets / file) for name, file in files.items()}
     assert list(backends) == COLUMNS
+
+
+def test_a_network_whose_file_changes_is_read_again(
+    assets: Path, images: np.ndarray, items: list[Item], tmp_path: Path
+) -> None:
+    """A CPU keeps a network for the next images."""
+    path = Path(shutil.copy(assets / "scenes_reader.safetensors", tmp_path))
+    before = measure(["scenes_reward"], images, items, tmp_path)
+    assert_same(measure(["scenes_reward"], images, items, tmp_path), before)
+    reader = ev.load(path, ev.AttributeReader)
+    reader.of_scene.bias.data += torch.arange(len(reader.of_scene.bias))
+    ev.save(reader, path)
+    after = measure(["scenes_reward"], images, items, tmp_path)
+    assert abs(after["image_reward"].value - before["image_reward"].value) > 1e-4
+    assert after["image_reward"].backend == ev.backend(path) != before["image_reward"].backend
 
 
 def test_absent_weights_are_a_note_not_a_crash(images: np.ndarray, items: list[Item], tmp_path: Path) -> None:

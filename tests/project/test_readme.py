@@ -28,6 +28,7 @@ from PIL import Image
 from specbench import cli
 from specbench.audit import plan
 from specbench.audit.arguments import COLUMNS
+from specbench.bench import floor
 from specbench.cli import commands as sub_commands
 from specbench.cli import fetch, tables
 from specbench.config import configuration, parameters, variants
@@ -45,7 +46,6 @@ SMALLER: dict[str, dict[str, str | None]] = {
     "resume": {"workers": "1", "ray_address": None},
     "audit": {"audit.samples": "1000"},
     "bench": {"bench.steps": "2", "bench.images": "0", "bench.nodes": "1"},
-    "probe": {"n": "1"},
 }
 #: Replaced only in commands that have the argument.
 IF_GIVEN = ("workers", "hydra.launcher.n_jobs")
@@ -68,6 +68,7 @@ NOT_RUN = {
     "specbench bench -m model=llamagen_xl weights=random": "needs a GPU",
     "specbench audit --variants": "audits for seconds; test_audit_command",
     "specbench audit method=dflash": "audits every model; test_audit_command audits every preset",
+    "specbench probe": "draws images; test_probe",
     "specbench bench --plan model=emu3": "takes seconds for its shapes; test_plan",
     "specbench run -m hydra/launcher=slurm": "needs Slurm",
     "specbench suite my.yaml": "test_suite runs one",
@@ -112,6 +113,9 @@ def make_smaller(arguments: list[str]) -> list[str]:
     replacements = {k: v for k, v in SMALLER.get(command, {}).items() if k in names or k not in IF_GIVEN}
     if "n=all" in rest or "prompts" in names:  # few prompts
         replacements.pop("n")
+    if command == "audit" and "audit.model" not in names:  # test_audit_command audits on every model
+        [method] = [argument.partition("=")[2] for argument in rest if argument.startswith("method=")]
+        replacements["audit.model"] = "d2t4" if parameters.is_continuous("method", method) else "v3t5"
     others = [argument for argument in rest if argument.split("=", 1)[0] not in replacements]
     return [command, *others, *(f"{name}={value}" for name, value in replacements.items() if value is not None)]
 
@@ -146,7 +150,9 @@ def reader(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("rows_together")  # audits
-def test_every_command_works(reader: Path, call: Call) -> None:
+def test_every_command_works(reader: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    for speed in ("bandwidth", "arithmetic"):  # to measure them takes seconds
+        monkeypatch.setattr(floor, speed, lambda *_: 1e9)
     run_lines: list[str] = []
     for path, line in ALL:
         if line in SKIPPED:
@@ -207,7 +213,7 @@ def _check(line: str) -> None:
         check: dict[str, Callable[[], object]] = {
             "fetch": lambda: _fetch_arguments(rest),
             "train": lambda: recipes.plan([word for word in rest if word != "--dry-run"]),
-            **dict.fromkeys(("audit", "bench"), lambda: configuration.grid(overrides, "-m" in rest)),
+            **dict.fromkeys(("audit", "bench", "probe"), lambda: configuration.grid(overrides, "-m" in rest)),
             "run": lambda: configuration.grid([o for o in overrides if o != "--dry-run"], "-m" in rest),
             "tables": lambda: _listed(rest),
             "suite": lambda: tables._read(rest[0], [argument for argument in rest[1:] if "=" in argument]),

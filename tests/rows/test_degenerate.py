@@ -131,7 +131,10 @@ def test_a_local_run_passes_and_a_broken_decoder_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Vanilla AR with both kinds of tokens; then pixels that overflowed, which the codes do not show."""
-    for name, words in {"codes": ["data=scenes", "n=2"], "vectors": ["model=mar_scenes", "n=1"]}.items():
+    for name, words in {
+        "codes": ["data=scenes", "n=2"],
+        "vectors": ["model=mar_scenes", "diffusion_steps=20", "n=1"],
+    }.items():
         row, code = ended(tmp_path / name, *words)
         assert (row["degenerate_images"], code) == (0, 0)
     records = [read_records(tmp_path / name / "records.jsonl") for name in ("codes", "vectors")]
@@ -141,7 +144,8 @@ def test_a_local_run_passes_and_a_broken_decoder_does_not(
     assert [r.distinct for r in records[1]] == [None]
     assert all(r.repetition is not None and r.repetition < 0.95 for images in records for r in images)
     monkeypatch.setattr(VQModel, "decode", lambda self, codes: torch.zeros(1, 3, 64, 64))
-    row, code = ended(tmp_path / "black", "data=scenes", "n=2")
+    small = ["model=llamagen_xl", "weights=random", "reduced=true", "dtype=float32"]
+    row, code = ended(tmp_path / "black", *small, "data=scenes", "n=2")
     assert (row["degenerate_images"], code) == (2, 4)
     assert re.search("2 of 2 images .*flat", said(row))
     assert re.search(r"specbench: 2 of 2 .*\b10%", capsys.readouterr().err)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import Any
 import pytest
 import reproduce_table
 import yaml
-from commands import ROOT, TOGETHER, Call, case, python, refused
+from commands import ROOT, Call, case, refused
 
+from specbench import cli
 from specbench.bench import devices, plan, steps
 from specbench.bench.rows import COLUMNS
 from specbench.bench.steps import MeasuredStep
@@ -306,10 +306,10 @@ def test_the_commands_of_the_page_are_planned_unchanged(dry: Call, monkeypatch: 
     assert sum(map(len, SECTIONS.values())) >= 20
 
 
-def test_the_pages_rehearsal_runs(tmp_path: Path) -> None:
+def test_the_pages_rehearsal_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [words] = [words[1:] for words in SECTIONS["Before"] if words[1] == "suite"]
-    done = python(TOGETHER, json.dumps([words]), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(words) == 0
     rows = read_rows(tmp_path / "small/suite.csv")
     assert [row["method"] for row in rows] == ["vanilla", "eagle1", "lantern_pp", "uniform_rsd", "cool_sd", "cool_sd"]
     assert {(row["model"], row["n"]) for row in rows} == {("llamagen_xl", 2)}

@@ -182,7 +182,7 @@ def train_two_tower(
     With `labels` (N, 14), two images of the same scene are never negatives of each other.
     """
     torch.manual_seed(recipe.seed + 2)
-    module = ev.TwoTower(ev.TwoTowerConfig(vocabulary=tuple(world.vocabulary()), **ev.shape_of(world))).to(device)
+    module = ev.TwoTower(ev.TwoTowerConfig(vocabulary=world.vocabulary, **ev.shape_of(world))).to(device)
     ids = module.tokenize(captions).numpy()
     scene = (
         np.arange(len(captions)) if labels is None else np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
