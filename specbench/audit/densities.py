@@ -25,10 +25,10 @@ from specbench.audit import recipes, statistics
 from specbench.audit.recipes import DensityRecipe
 from specbench.audit.verdicts import Counted, Exercised, Progress, of_first_draft
 from specbench.decoding.continuous import ContinuousRule, ContinuousSession, decode
-from specbench.decoding.continuous.rule import build
 from specbench.decoding.rng import RandomStreams
 from specbench.engine.ops import linear, take
 from specbench.engine.state import on_device
+from specbench.harness.method import continuous_rule
 
 SAMPLING = ("temperature", "final_noise")
 _CONDITION, _HIDDEN = 4, 8  # widths of a condition, and of the head's hidden layer
@@ -240,4 +240,4 @@ class DensityMethod:
 def assemble(cfg: Mapping[str, Any], device: torch.device = _CPU) -> DensityMethod:
     """The method of a checked configuration. These models have no guidance, and their own number of diffusion steps;
     alone, the target samples one token per pass. Raises UsageError for parameters that do not fit together."""
-    return DensityMethod(cfg, build(cfg), device)
+    return DensityMethod(cfg, continuous_rule(cfg), device)

@@ -12,8 +12,8 @@ from typing import Any
 from specbench.audit.densities import DensityPair
 from specbench.audit.models import Subject, TabularModel
 from specbench.config import parameters, registry
-from specbench.decoding.continuous.rule import build
 from specbench.decoding.trees import parse
+from specbench.harness.method import continuous_rule
 
 #: Parameters that set the size of a draft. If one is given, no other size is tried.
 SHAPE = ("window", "tree", "nodes", "depth", "width")
@@ -99,7 +99,7 @@ def variants(cfg: Mapping[str, Any], given_keys: set[str], model: Subject) -> It
 def of_densities(cfg: Mapping[str, Any], given_keys: set[str], model: DensityPair) -> Iterator[list[str]]:
     """Like `variants`, for a model of continuous tokens. A rule that is not exact is refuted by any draft."""
     yield []
-    rule = build(cfg)
+    rule = continuous_rule(cfg)
     if rule.gamma and rule.exact and "gamma" not in given_keys:
         for arguments in _DENSITIES[model.name]:
             yield [argument for argument in arguments if argument.split("=")[0] not in given_keys]

@@ -1,9 +1,9 @@
 """The implementation and the weight files of each name that can be chosen. A look-up imports nothing heavy.
 
-A model is the function `load`, a data set `items`, a rule, a drafter and a verification `build` of the module NAME.py:
-in the group's package (`plugins.IMPLEMENTED`), for a plug-in next to its NAME.yaml. The file of a choice can name
-another one with `implementation: MODULE:NAME` (a metric's with `metric:`), and the sources of its weights and data with
-`assets`, `network` and `files`.
+A model is the function `load`, a data set `items`; a rule, a drafter and a verification are the dataclass `Choice` of
+the module NAME.py: in the group's package (`plugins.IMPLEMENTED`), for a plug-in next to its NAME.yaml. The file of a
+choice can name another one with `implementation: MODULE:NAME` (a metric's with `metric:`), and the sources of its
+weights and data with `assets`, `network` and `files`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -94,12 +94,26 @@ def official_target(value: str) -> str:
     return model
 
 
+def chosen(group: str, cfg: Mapping[str, Any]) -> Any:
+    """The drafter, rule or verification of a configuration as the dataclass that implements it, with its parameters:
+    `chosen("rule", cfg).delta`. UsageError if a plug-in's is no dataclass, or has a field that its file does not
+    declare."""
+    name = str(cfg[group])
+    kind = find(group, name)
+    if not (isinstance(kind, type) and is_dataclass(kind)):
+        raise UsageError(f"{group} {name}: its implementation must be a dataclass, with its parameters as fields")
+    names = [field.name for field in fields(kind)]
+    if foreign := sorted(set(names) - parameters.declared(group, name)):
+        raise UsageError(f"{group} {name}: {kind.__name__} has a field {foreign[0]}, which its file does not declare")
+    return kind(**{name: cfg[name] for name in names})
+
+
 def find(group: str, name: str) -> Any:
     """The object that implements a choice. UsageError if the name does not exist, or if a plug-in's object cannot be
     loaded."""
     item, values = parameters.choice(group, name), parameters.content(group, name)
     named = values[name].get("metric", "") if group == "metrics" else values.get("implementation")
-    return item.load(named or {"model": "load", "data": "items"}.get(group, "build"))
+    return item.load(named or {"model": "load", "data": "items"}.get(group, "Choice"))
 
 
 def module(group: str, name: str) -> ModuleType:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import parse
 from specbench.decoding.verify import Verification
+from specbench.decoding.verify.base import Verified
 from specbench.errors import UsageError
 from specbench.storage import home
 from specbench.storage.files import atomic_path, sha256
@@ -28,14 +29,13 @@ _WORTH_KEEPING = 256  # codes; the table of a smaller codebook is computed each 
 
 def shape_of(cfg: Mapping[str, Any]) -> DraftShape:
     """The shape of a configuration's drafts, computed from its parameters alone. Raises UsageError if they conflict."""
-    name = cfg["drafter"]
-    module = registry.module("drafter", name)
-    if not hasattr(module, "shape"):
+    drafter = registry.chosen("drafter", cfg)
+    if not hasattr(drafter, "shape"):
         raise UsageError(
-            f"drafter {name} does not declare the shape of its drafts: give {module.__file__} a function shape(cfg)"
-            " that returns a specbench.decoding.shape.DraftShape"
+            f"drafter {cfg['drafter']} does not declare the shape of its drafts: give {type(drafter).__name__} a"
+            " property shape, a specbench.decoding.shape.DraftShape"
         )
-    shape: DraftShape = module.shape(cfg)
+    shape: DraftShape = drafter.shape
     return shape
 
 
@@ -45,11 +45,11 @@ def check(cfg: Mapping[str, Any]) -> None:
     _check_length(cfg)
     shape = shape_of(cfg)
     if parameters.is_continuous("model", cfg["model"]):
-        continuous.build(cfg)
+        continuous_rule(cfg)
         return
-    module = registry.module("rule", cfg["rule"])
-    if hasattr(module, "check"):
-        module.check(cfg, shape)
+    rule = registry.chosen("rule", cfg)
+    if hasattr(rule, "check"):
+        rule.check(shape)
     build_verification(cfg, shape)
 
 
@@ -87,17 +87,29 @@ def build_continuous(cfg: Mapping[str, Any], model: Any) -> tuple[ContinuousMode
     """The drafter and the rule of a configuration on a loaded model with continuous tokens. Without a drafter (None),
     the target draws alone. Raises UsageError as `build_method` does."""
     if cfg["drafter"] != "none":
-        return registry.find("drafter", cfg["drafter"])(cfg, model), continuous.build(cfg)
+        return registry.chosen("drafter", cfg).build(model), continuous_rule(cfg)
     iterations = cfg.get("iterations")
-    length = model.target.length
-    return None, continuous.build(cfg, continuous.tokens_per_iteration(length, iterations) if iterations else ())
+    counts = continuous.tokens_per_iteration(model.target.length, iterations) if iterations else ()
+    return None, continuous_rule(cfg, counts)
+
+
+def continuous_rule(cfg: Mapping[str, Any], tokens_per_pass: Sequence[int] = ()) -> ContinuousRule:
+    """The rule of a configuration for continuous tokens. tokens_per_pass: for a target that draws alone. UsageError for
+    parameters that do not fit together."""
+    temperature, final_noise = cfg["temperature"], cfg["final_noise"]
+    if cfg["drafter"] == "none":
+        return ContinuousRule(tuple(tokens_per_pass), temperature=temperature, final_noise=final_noise)
+    if cfg.get("iterations"):
+        raise UsageError(f"method {cfg['method']} verifies token by token: leave iterations= out, or give null")
+    rule: continuous.DensityRule = registry.chosen("rule", cfg)
+    return rule.build(registry.chosen("drafter", cfg), cfg["verification"], temperature, final_noise)
 
 
 def build_drafter(cfg: Mapping[str, Any], model: Any) -> Drafter:
     """The drafter of a configuration, with the network of the loaded model that it needs."""
-    drafter: Drafter = registry.find("drafter", cfg["drafter"])(cfg, model)
+    drafter: Drafter = registry.chosen("drafter", cfg).build(model)
     if not hasattr(drafter, "shape"):
-        raise UsageError(f"drafter {cfg['drafter']} has no attribute shape; set it to the DraftShape of shape(cfg)")
+        raise UsageError(f"drafter {cfg['drafter']} has no attribute shape; set it to the DraftShape of its parameters")
     return drafter
 
 
@@ -111,8 +123,9 @@ def build_rule(
     """The rule of a configuration, for drafts of this height and a target with this codebook (see `rules.RuleContext`);
     near: see `build_method`."""
     embeddings = getattr(target, "embeddings", None)  # targets that are tables have none
-    context = RuleContext(height, codebook, cfg["temperature"] == 0, near or cached_neighbours, embeddings)
-    rule: Rule = registry.find("rule", cfg["rule"])(cfg, context)
+    greedy, near = cfg["temperature"] == 0, near or cached_neighbours
+    context = RuleContext(height, codebook, greedy, near, embeddings, cfg.get("top_n_sigma"))
+    rule: Rule = registry.chosen("rule", cfg).build(context)
     return rule
 
 
@@ -123,7 +136,8 @@ def build_verification(cfg: Mapping[str, Any], shape: DraftShape) -> Verificatio
             f"drafter {cfg['drafter']} commits tokens without verification, and verification={cfg['verification']}"
             " does not support that: use verification=token"
         )
-    verification: Verification = registry.find("verification", cfg["verification"])(cfg, shape)
+    verified = Verified(cfg["drafter"], cfg["rule"], shape)
+    verification: Verification = registry.chosen("verification", cfg).build(verified)
     return verification
 
 

@@ -18,7 +18,8 @@ from specbench.errors import UsageError
 #: A drafter that uses a network of the target's, a discrete drafter with a parameter that continuous drafters have, a
 #: rule with one that continuous rules have, and a model.
 FILES = {
-    "specbench/decoding/drafters/twig.py": """from types import SimpleNamespace
+    "specbench/decoding/drafters/twig.py": """from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 
@@ -46,12 +47,16 @@ class Loader:
         return Heads(weight.shape[1], len(weight)).requires_grad_(False)
 
 
-def shape(cfg):
-    return _shape(chain_paths(cfg["window"]))
+@dataclass(frozen=True)
+class Choice:
+    window: int
 
+    @property
+    def shape(self):
+        return _shape(chain_paths(self.window))
 
-def build(cfg, model):
-    return Medusa(model.drafter_network(NETWORK), chain_paths(cfg["window"]))
+    def build(self, model):
+        return Medusa(model.drafter_network(NETWORK), chain_paths(self.window))
 """,
     "conf/drafter/twig.yaml": """# @package _global_
 # A short chain of heads of its own.
@@ -61,15 +66,21 @@ window: 2
 parameters:
   window: {kind: integer, line: length of the chain, low: 1, high: 9}
 """,
-    "specbench/decoding/drafters/steady.py": """from specbench.decoding.drafters.window import Window, window_shape
+    "specbench/decoding/drafters/steady.py": """from dataclasses import dataclass
+
+from specbench.decoding.drafters.window import Window, window_shape
 
 
-def shape(cfg):
-    return window_shape(cfg["gamma"])
+@dataclass(frozen=True)
+class Choice:
+    gamma: int
 
+    @property
+    def shape(self):
+        return window_shape(self.gamma)
 
-def build(cfg, model):
-    return Window(cfg["gamma"])
+    def build(self, model):
+        return Window(self.gamma)
 """,
     "conf/drafter/steady.yaml": """# @package _global_
 # A Jacobi window of `gamma` tokens.
@@ -79,11 +90,17 @@ gamma: 4
 parameters:
   gamma: {kind: integer, line: length of the window, low: 1, high: 9}
 """,
-    "specbench/decoding/rules/strict.py": """from specbench.decoding.rules.relaxed import Relaxed
+    "specbench/decoding/rules/strict.py": """from dataclasses import dataclass
+
+from specbench.decoding.rules.relaxed import Relaxed
 
 
-def build(cfg, setting):
-    return Relaxed("strict", [0.5 if cfg["criterion"] == "paper" else 1.0])
+@dataclass(frozen=True)
+class Choice:
+    criterion: str
+
+    def build(self, context):
+        return Relaxed("strict", [0.5 if self.criterion == "paper" else 1.0])
 """,
     "conf/rule/strict.yaml": """# @package _global_
 # Half the acceptance of the exact rule with criterion=paper.

@@ -27,7 +27,18 @@ from specbench.harness.folder import stored
 
 RULE = "# @package _global_\n# Mine.\nrule: mine\nwarmth: 0.5\n"
 DECLARED = "parameters:\n  warmth: {kind: number, line: how warm it is, low: 0, unit: degrees}\n"
-MODULE = "from helper import VALUE\n\n\ndef build(cfg, setting):\n    return VALUE, cfg['warmth']\n"
+MODULE = """from dataclasses import dataclass
+
+from helper import VALUE
+
+
+@dataclass(frozen=True)
+class Choice:
+    warmth: float
+
+    def build(self, context):
+        return VALUE, self.warmth
+"""
 
 
 @pytest.fixture
@@ -212,7 +223,7 @@ def test_a_folder_holds_one_module_and_one_file_per_choice(folder: Path) -> None
     )
     with parameters.including([folder]), configuration.session():
         cfg = configuration.compose(["method=mine"])
-        assert registry.find("rule", "mine")(cfg, None) == (7, 0.5)
+        assert registry.chosen("rule", cfg).build(None) == (7, 0.5)
         assert registry.module("rule", "mine").__file__ == str(folder / "rule/mine.py")
         assert parameters.in_run(cfg)["warmth"].unit == "degrees"
         assert composition.compose({"method": "mine"}) == configuration._by_hydra(

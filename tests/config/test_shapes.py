@@ -4,13 +4,13 @@ parts."""
 from __future__ import annotations
 
 import re
-from dataclasses import fields
-from types import SimpleNamespace
-from typing import Any, NoReturn
+from dataclasses import fields, make_dataclass
+from types import NoneType, SimpleNamespace
+from typing import Any, NoReturn, get_args, get_type_hints
 
 import pytest
 import torch
-from commands import usage_error
+from commands import case, usage_error
 from torch import Tensor, nn
 
 from specbench.bench import floor
@@ -157,10 +157,36 @@ def test_incompatible_parameters() -> None:
 
 def test_a_drafter_without_a_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = configuration.compose(["method=medusa", "weights=random", "device=cpu"])
-    built = registry.find("drafter", "medusa")
-    monkeypatch.delattr(medusa, "shape")
-    with pytest.raises(UsageError, match=r"medusa\.py"):
-        method.check(cfg)
-    monkeypatch.setattr(medusa, "build", lambda *args: vars(built(*args)).pop("shape") and object())
+    built = medusa.Choice.build
+    monkeypatch.setattr(medusa.Choice, "build", lambda *args: vars(built(*args)).pop("shape") and object())
     with pytest.raises(UsageError, match="medusa"):
         Pipeline.assemble(cfg, *load_model(cfg))
+    monkeypatch.delattr(medusa.Choice, "shape")
+    with pytest.raises(UsageError, match="medusa"):
+        method.check(cfg)
+
+
+def test_a_part_has_the_parameters_of_its_file() -> None:
+    """Each field is declared in the file, with the field's type, and each declared parameter is a field."""
+    kinds = {"integer": int, "number": float, "flag": bool, "string": str}
+    own = {"drafter_weights"}  # read by what loads the network
+    for group in parameters.PARTS:
+        for name in parameters.choices(group):
+            with case(group, name):
+                part = registry.find(group, name)
+                declared = parameters.declarations(group, name)
+                hints = get_type_hints(part)
+                names = {field.name for field in fields(part)}
+                assert names == parameters.declared(group, name) - own - {group}
+                for parameter in names:
+                    kind = kinds.get(declared[parameter].kind)
+                    allowed = {*get_args(hints[parameter])} or {hints[parameter]}
+                    assert kind is None or kind in allowed
+                    assert (NoneType in allowed) == bool(declared[parameter].null) or hints[parameter] is Any
+
+
+def test_a_part_of_a_plug_in_is_a_dataclass_of_declared_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = configuration.compose(["method=sjd", "rule=uniform"])
+    for kind, fault in ((object, "dataclass"), (make_dataclass("Mine", [("warmth", float)]), "warmth")):
+        monkeypatch.setattr(registry, "find", lambda group, name, kind=kind: kind)
+        assert fault in usage_error(registry.chosen, "rule", cfg)

@@ -64,7 +64,7 @@ def test_the_presets_have_the_published_windows() -> None:
         for variant in ("printed", "released"):
             cfg = configuration.compose([f"model={model}", "method=zipar", f"variant={variant}"])
             presets[model, variant] = (cfg["window"], cfg["first_row"], cfg["missing"])
-            drafter = registry.find("drafter", cfg["drafter"])(cfg, None)
+            drafter = registry.chosen("drafter", cfg).build(None)
             flags = cfg["first_row"] == "alone", cfg["missing"] == "masked"
             assert (drafter.window, drafter.alone, drafter.masked) == (cfg["window"], *flags)
     assert presets["llamagen_xl_512", "printed"] == (8, "alone", "masked")

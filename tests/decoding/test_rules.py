@@ -437,20 +437,19 @@ def test_a_token_without_a_code_is_near_only_to_itself():
 
 def test_rules_are_built_from_their_parameters():
     """From the rule's parameters, and the properties of the run that it needs."""
-    size, every = 9, {"k": 50, "proximity": "l2", "resample": "paper", "bound": "total", "lam": 2}
-    every |= {"delta": 0.25, "strength": 0.45, "decay": 0.5, "budget": 0.02, "epsilon": 0.25, "alpha": 2.0}
+    size, relaxed_pp = 9, lantern.LanternPPRule(50, "total", 2, "l2", "paper")
     setting = RuleContext(HEIGHT, lambda: torch.tensor([(i % 3, i // 3) for i in range(size)]).float())
     built = {
-        "lantern jsd 50 0.25 paper": lantern.build_lantern(every | {"bound": "jsd"}, setting),
-        "lantern_pp total 50 2 paper": lantern.build_lantern_pp(every, setting),
-        "lantern_pp total 50 2 paper greedy": lantern.build_lantern_pp(every, replace(setting, greedy=True)),
-        "band 0.45 0.5": band.build_band(every, setting),
-        "mentored 0.02": band.build_mentored(every, setting),
-        "typical 0.25 2": thresholds.build_typical(every, setting),
+        "lantern jsd 50 0.25 paper": lantern.LanternRule(50, "jsd", 0.25, "l2", "paper").build(setting),
+        "lantern_pp total 50 2 paper": relaxed_pp.build(setting),
+        "lantern_pp total 50 2 paper greedy": relaxed_pp.build(replace(setting, greedy=True)),
+        "band 0.45 0.5": band.BandRule(0.45, 0.5).build(setting),
+        "mentored 0.02": band.MentoredRule(0.02).build(setting),
+        "typical 0.25 2": thresholds.TypicalRule(0.25, 2.0).build(setting),
     }
     for group, resample in ((1, "vanilla"), (50, "optimal")):
-        parameters = every | {"group": group, "resample": resample}
-        built[f"neighbourhood {group} {resample}"] = groups.build_neighbourhood(parameters, setting)
+        rule = groups.NeighbourhoodRule(group, "l2", resample)
+        built[f"neighbourhood {group} {resample}"] = rule.build(setting)
     case = distributions(0, size)
     for name, rule in built.items():
         assert rule.name == name.split()[0]

@@ -281,5 +281,4 @@ def test_a_network_of_another_target_and_a_foreign_file_are_refused(tmp_path):
 def test_each_form_is_a_variant():
     for words, draft in (("", "sampled"), ("variant=released", "deterministic"), ("drafter=dflash_tree", "sampled")):
         cfg = configuration.compose(f"method=dflash {words}".split())
-        assert cfg["draft_sampling"] == draft
-    assert registry.find("drafter", "dflash_tree") is registry.find("drafter", "dflash")
+        assert registry.chosen("drafter", cfg).draft_sampling == draft

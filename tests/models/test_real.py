@@ -104,7 +104,7 @@ def test_every_method_runs_on_every_real_target(model, rows):
         methods = one_method_for_every("drafter", *(("rule", "verification") if model == WITHOUT and rows > 1 else ()))
     for method in methods:
         cfg = configuration.compose([f"model={model}", *TINY, f"method={method}", *PARALLEL.get(method, [])])
-        drafter = registry.find("drafter", cfg["drafter"])(cfg, bundle)
+        drafter = registry.chosen("drafter", cfg).build(bundle)
         target = tiny.read_by(bundle.target, drafter)
         rule = build_rule(cfg, drafter.shape.height, bundle.codebook)
         sampling = Sampling.from_config(cfg)

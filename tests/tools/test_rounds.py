@@ -12,7 +12,7 @@ import torch
 
 from specbench.config import configuration, parameters
 from specbench.decoding.rules import Band, exact, uniform
-from specbench.decoding.rules.band import build_band, log_ratios
+from specbench.decoding.rules.band import BandRule, log_ratios
 from specbench.decoding.rules.base import RuleContext
 from specbench.decoding.trees import build, chain_paths
 from specbench.decoding.verify import Draft, TokenWise
@@ -99,11 +99,11 @@ def test_decays_by_depth_reproduce_the_schedule(bands: Curves) -> None:
     assert log_ratios(0.5, [0.6] * (LENGTH - 1), LENGTH) == pytest.approx(log_ratios(0.5, 0.6, LENGTH))
     assert rounds.decays(bands.schedule(0.0)) == [0.0] * (LENGTH - 1)
     setting = RuleContext(LENGTH, lambda: torch.zeros(0))
-    rule = build_band({"strength": 0.5, "decay": decays}, setting)
+    rule = BandRule(0.5, decays).build(setting)
     assert isinstance(rule, Band)
     assert rule.spread[1:].log().tolist() == pytest.approx(values, rel=1e-5)
     with pytest.raises(UsageError, match="3.*2.*3"):
-        build_band({"strength": 0.5, "decay": decays}, RuleContext(3, setting.codebook))
+        BandRule(0.5, decays).build(RuleContext(3, setting.codebook))
 
 
 def test_a_decay_is_a_number_or_a_list() -> None:

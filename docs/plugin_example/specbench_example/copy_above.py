@@ -46,9 +46,15 @@ class CopyAbove:
         """Nothing to remember: the committed tokens are in the history."""
 
 
-def shape(cfg):
-    return DraftShape(tree_of(chain_paths(cfg["window"])))  # no network, so no passes
+@dataclass(frozen=True)
+class Choice:
+    """The parameters of copy_above.yaml."""
 
+    window: int
 
-def build(cfg, model):
-    return CopyAbove(shape(cfg))
+    @property
+    def shape(self):
+        return DraftShape(tree_of(chain_paths(self.window)))  # no network, so no passes
+
+    def build(self, model):
+        return CopyAbove(self.shape)

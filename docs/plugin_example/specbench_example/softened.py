@@ -1,5 +1,7 @@
 """Softened acceptance: a token is kept with probability min(1, p / q) ** softness. Softness 1 is the exact rule."""
 
+from dataclasses import dataclass
+
 from specbench.decoding.rules.base import Rule, at, normalise, ratio
 
 
@@ -16,5 +18,11 @@ class Softened(Rule):
         return normalise((r - q).clamp_min(0), r)
 
 
-def build(cfg, setting):
-    return Softened(cfg["softness"])
+@dataclass(frozen=True)
+class Choice:
+    """The parameters of softened.yaml."""
+
+    softness: float
+
+    def build(self, context):
+        return Softened(self.softness)

@@ -13,7 +13,6 @@ Only `verify="causal"` (the target's distribution of a token is conditioned on t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,26 +84,39 @@ class ContinuousRule:
         return plain and self.verify == "causal" and self.on_reject == "stop"
 
 
-def shape(cfg: Mapping[str, Any]) -> DraftShape:
-    return DraftShape(build_tree(chain_paths(cfg["gamma"])), passes=cfg["gamma"])
+@dataclass(frozen=True)
+class CSpDDraft:
+    """The parameters of conf/drafter/cspd.yaml: a smaller model of continuous tokens drafts."""
+
+    gamma: int
+    prefill: float
+    align: bool
+
+    @property
+    def shape(self) -> DraftShape:
+        return DraftShape(build_tree(chain_paths(self.gamma)), passes=self.gamma)
+
+    def build(self, model: Any) -> ContinuousModel:
+        network: ContinuousModel = model.drafter_network("cspd")
+        return network
 
 
-def build_drafter(cfg: Mapping[str, Any], model: Any) -> ContinuousModel:
-    """The drafter `cspd`: a smaller model of continuous tokens."""
-    network: ContinuousModel = model.drafter_network("cspd")
-    return network
+@dataclass(frozen=True)
+class DensityRule:
+    """The parameters of conf/rule/density.yaml."""
 
+    criterion: str
+    verify: str
+    on_reject: str
+    inner_temperature: float
+    tries: int
+    proposals: int
 
-def build(cfg: Mapping[str, Any], tokens_per_pass: Sequence[int] = ()) -> ContinuousRule:
-    """From flat parameters. tokens_per_pass: for a target that draws alone. UsageError for parameters that do not fit
-    together."""
-    common = {"temperature": cfg["temperature"], "final_noise": cfg["final_noise"]}
-    if cfg["drafter"] == "none":
-        return ContinuousRule(tokens_per_pass=tuple(tokens_per_pass), **common)
-    if cfg.get("iterations"):
-        raise UsageError(f"method {cfg['method']} verifies token by token: leave iterations= out, or give null")
-    names = "gamma prefill align criterion verify on_reject inner_temperature verification tries proposals".split()
-    return ContinuousRule(**{name: cfg[name] for name in names}, **common)
+    def build(self, draft: CSpDDraft, verification: str, temperature: float, final_noise: bool) -> ContinuousRule:
+        """The rule for these drafts; see `ContinuousRule`. UsageError for parameters that do not fit together."""
+        return ContinuousRule(
+            **vars(draft), **vars(self), verification=verification, temperature=temperature, final_noise=final_noise
+        )
 
 
 def tokens_per_iteration(length: int, iterations: int) -> list[int]:

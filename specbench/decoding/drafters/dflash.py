@@ -7,7 +7,7 @@ from the same distribution.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,14 +161,39 @@ def _shape(paths: Sequence[Path]) -> DraftShape:
     return DraftShape(build_tree(paths), passes=1)
 
 
-def _paths(cfg: Mapping[str, Any]) -> list[Path]:
-    return parse(cfg["tree"]) if "tree" in cfg else chain_paths(cfg["window"])
+@dataclass(frozen=True)
+class DFlashChain:
+    """The parameters of conf/drafter/dflash.yaml."""
+
+    window: int
+    draft_sampling: str
+
+    @property
+    def paths(self) -> list[Path]:
+        return chain_paths(self.window)
+
+    @property
+    def shape(self) -> DraftShape:
+        return _shape(self.paths)
+
+    def build(self, model: Any) -> Drafter:
+        return DFlash(model.drafter_network("dflash"), self.paths, self.draft_sampling == "deterministic")
 
 
-def shape(cfg: Mapping[str, Any]) -> DraftShape:
-    """Of a static `tree` or of a chain of `window` tokens: each drafter's configuration has one of these parameters."""
-    return _shape(_paths(cfg))
+@dataclass(frozen=True)
+class DFlashTree:
+    """The parameters of conf/drafter/dflash_tree.yaml."""
 
+    tree: Any
+    draft_sampling: str
 
-def build(cfg: Mapping[str, Any], model: Any) -> Drafter:
-    return DFlash(model.drafter_network("dflash"), _paths(cfg), cfg["draft_sampling"] == "deterministic")
+    @property
+    def paths(self) -> list[Path]:
+        return parse(self.tree)
+
+    @property
+    def shape(self) -> DraftShape:
+        return _shape(self.paths)
+
+    def build(self, model: Any) -> Drafter:
+        return DFlash(model.drafter_network("dflash"), self.paths, self.draft_sampling == "deterministic")

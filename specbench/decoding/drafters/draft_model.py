@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +38,7 @@ class DraftModel:
     constants = ("tree",)
 
     def __init__(self, model: Any, window: int) -> None:
-        self.model, self.shape = model, shape({"window": window})
+        self.model, self.shape = model, Choice(window).shape
         self.tree = self.shape.tree
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> ChainState:
@@ -76,9 +75,15 @@ class DraftModel:
         pass  # its cache is indexed by position: rejected entries are overwritten
 
 
-def shape(cfg: Mapping[str, Any]) -> DraftShape:
-    return DraftShape(build_tree(chain_paths(cfg["window"])), passes=cfg["window"])
+@dataclass(frozen=True)
+class Choice:
+    """The parameters of conf/drafter/draft_model.yaml."""
 
+    window: int
 
-def build(cfg: Mapping[str, Any], model: Any) -> Drafter:
-    return DraftModel(model.drafter_network("draft_model"), cfg["window"])
+    @property
+    def shape(self) -> DraftShape:
+        return DraftShape(build_tree(chain_paths(self.window)), passes=self.window)
+
+    def build(self, model: Any) -> Drafter:
+        return DraftModel(model.drafter_network("draft_model"), self.window)

@@ -3,8 +3,9 @@ probable nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -201,14 +202,23 @@ def dynamic_shape(nodes: int, depth: int, width: int) -> DraftShape:
     return DraftShape(largest_tree(nodes, depth, width), passes=depth)
 
 
-def shape(cfg: Mapping[str, Any]) -> DraftShape:
-    return dynamic_shape(cfg["nodes"], cfg["depth"], cfg["width"])
+@dataclass(frozen=True)
+class GrownTree:
+    """The parameters of conf/drafter/eagle2.yaml."""
+
+    nodes: int
+    depth: int
+    width: int
+    ranking: str
+    network: ClassVar = "eagle"
+
+    @property
+    def shape(self) -> DraftShape:
+        return dynamic_shape(self.nodes, self.depth, self.width)
+
+    def build(self, model: Any) -> Drafter:
+        return Eagle2(model.drafter_network(self.network), self.nodes, self.depth, self.width, self.ranking)
 
 
-def build(cfg: Mapping[str, Any], model: Any, network: str = "eagle") -> Drafter:
-    names = ("nodes", "depth", "width", "ranking")
-    return Eagle2(model.drafter_network(network), *(cfg[name] for name in names))
-
-
-def build_eagle3(cfg: Mapping[str, Any], model: Any) -> Drafter:
-    return build(cfg, model, "eagle3")
+class Eagle3GrownTree(GrownTree):
+    network = "eagle3"

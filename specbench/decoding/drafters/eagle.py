@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -278,18 +278,39 @@ def static_shape(paths: Sequence[Path]) -> DraftShape:
     return DraftShape(tree, passes=tree.height)
 
 
-def _paths(cfg: Mapping[str, Any]) -> list[Path]:
-    return parse(cfg["tree"]) if "tree" in cfg else chain_paths(cfg["window"])
+@dataclass(frozen=True)
+class EagleChain:
+    """The parameters of conf/drafter/eagle.yaml."""
+
+    window: int
+    network: ClassVar = "eagle"
+
+    @property
+    def shape(self) -> DraftShape:
+        return static_shape(chain_paths(self.window))
+
+    def build(self, model: Any) -> Drafter:
+        return Eagle(model.drafter_network(self.network), chain_paths(self.window))
 
 
-def shape(cfg: Mapping[str, Any]) -> DraftShape:
-    """Of a static `tree` or of a chain of `window` tokens: each drafter's configuration has one of these parameters."""
-    return static_shape(_paths(cfg))
+@dataclass(frozen=True)
+class EagleTree:
+    """The parameters of conf/drafter/eagle_tree.yaml."""
+
+    tree: Any
+    network: ClassVar = "eagle"
+
+    @property
+    def shape(self) -> DraftShape:
+        return static_shape(parse(self.tree))
+
+    def build(self, model: Any) -> Drafter:
+        return Eagle(model.drafter_network(self.network), parse(self.tree))
 
 
-def build(cfg: Mapping[str, Any], model: Any, network: str = "eagle") -> Drafter:
-    return Eagle(model.drafter_network(network), _paths(cfg))
+class Eagle3Chain(EagleChain):
+    network = "eagle3"
 
 
-def build_eagle3(cfg: Mapping[str, Any], model: Any) -> Drafter:
-    return build(cfg, model, "eagle3")
+class Eagle3Tree(EagleTree):
+    network = "eagle3"

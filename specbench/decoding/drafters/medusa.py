@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,9 +87,15 @@ def _shape(paths: Sequence[Path]) -> DraftShape:
     return DraftShape(build_tree(paths), passes=1)
 
 
-def shape(cfg: Mapping[str, Any]) -> DraftShape:
-    return _shape(parse(cfg["tree"]))
+@dataclass(frozen=True)
+class Choice:
+    """The parameters of conf/drafter/medusa.yaml."""
 
+    tree: Any
 
-def build(cfg: Mapping[str, Any], model: Any) -> Drafter:
-    return Medusa(model.drafter_network("medusa"), parse(cfg["tree"]))
+    @property
+    def shape(self) -> DraftShape:
+        return _shape(parse(self.tree))
+
+    def build(self, model: Any) -> Drafter:
+        return Medusa(model.drafter_network("medusa"), parse(self.tree))

@@ -7,7 +7,6 @@ if a row begins after the end of the row above.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,13 +91,29 @@ def _shape(lag: int | None = None) -> DraftShape:
     return DraftShape(build_tree([]), biased=lag is not None, lag=lag)
 
 
-def shape(cfg: Mapping[str, Any]) -> DraftShape:
-    return _shape(cfg["window"] if cfg["drafter"] == "zipar" else None)
+@dataclass(frozen=True)
+class Choice:
+    """conf/drafter/none.yaml."""
+
+    @property
+    def shape(self) -> DraftShape:
+        return _shape()
+
+    def build(self, model: Any) -> Drafter:
+        return NoDraft()
 
 
-def build(cfg: Mapping[str, Any], model: Any) -> Drafter:
-    return NoDraft()
+@dataclass(frozen=True)
+class ZipARRows:
+    """The parameters of conf/drafter/zipar.yaml."""
 
+    window: int
+    first_row: str
+    missing: str
 
-def build_zipar(cfg: Mapping[str, Any], model: Any) -> Drafter:
-    return ZipAR(cfg["window"], cfg["first_row"], cfg["missing"])
+    @property
+    def shape(self) -> DraftShape:
+        return _shape(self.window)
+
+    def build(self, model: Any) -> Drafter:
+        return ZipAR(self.window, self.first_row, self.missing)

@@ -7,7 +7,6 @@ its draft is that chain, whose nodes are always accepted, followed by the tree.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -145,10 +144,19 @@ def skipping_shape(nodes: int, depth: int, width: int) -> DraftShape:
     return DraftShape(sized(grown + depth, 2 * depth), passes=2 * depth, biased=True, skips=True)
 
 
-def shape(cfg: Mapping[str, Any]) -> DraftShape:
-    return skipping_shape(cfg["nodes"], cfg["depth"], cfg["width"])
+@dataclass(frozen=True)
+class Choice:
+    """The parameters of conf/drafter/vvs.yaml."""
 
+    nodes: int
+    depth: int
+    width: int
+    ranking: str
+    interval: int
 
-def build(cfg: Mapping[str, Any], model: Any) -> Drafter:
-    names = ("nodes", "depth", "width", "ranking", "interval")
-    return VVS(model.drafter_network("eagle"), *(cfg[name] for name in names))
+    @property
+    def shape(self) -> DraftShape:
+        return skipping_shape(self.nodes, self.depth, self.width)
+
+    def build(self, model: Any) -> Drafter:
+        return VVS(model.drafter_network("eagle"), self.nodes, self.depth, self.width, self.ranking, self.interval)

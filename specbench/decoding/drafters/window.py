@@ -12,7 +12,6 @@ the distribution it is verified against, since that distribution depends only on
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -395,22 +394,62 @@ def opened(shape: DraftShape, opening: str) -> DraftShape:
     return replace(shape, biased=opening == "greedy", skips=opening == "greedy")
 
 
-_SHAPE = ("window", "refine", "coupling", "width", "depth", "tree", "stored", "siblings")
-_ALL = (*_SHAPE, "init", "tau", "fresh", "plain_until", "plain_from", "branch")
+@dataclass(frozen=True)
+class JacobiWindow:
+    """The parameters of conf/drafter/jacobi.yaml."""
+
+    window: int
+    init: str
+
+    @property
+    def shape(self) -> DraftShape:
+        return window_shape(self.window)
+
+    def build(self, model: Any) -> Drafter:
+        return Window(self.window, self.init, match=True)
 
 
-def shape(cfg: Mapping[str, Any]) -> DraftShape:
-    window = window_shape(**{name: cfg[name] for name in _SHAPE if name in cfg})
-    return opened(window, cfg["opening"]) if "opening" in cfg else window
+@dataclass(frozen=True)
+class SJDWindow:
+    """The parameters of conf/drafter/sjd.yaml."""
+
+    window: int
+    tree: str
+    depth: int
+    width: int
+    init: str
+    fresh: str
+    stored: str
+    siblings: str
+    branch: str
+    plain_until: int
+    plain_from: int | None
+    refine: bool
+    coupling: str
+    tau: float
+
+    @property
+    def shape(self) -> DraftShape:
+        return window_shape(
+            self.window, self.refine, self.coupling, self.width, self.depth, self.tree, self.stored, self.siblings
+        )
+
+    def build(self, model: Any) -> Drafter:
+        return Window(**vars(self))
 
 
-def build_jacobi(cfg: Mapping[str, Any], model: Any) -> Drafter:
-    return Window(cfg["window"], cfg["init"], match=True)
+@dataclass(frozen=True)
+class BuiltInWindow:
+    """The parameters of conf/drafter/built_in.yaml."""
 
+    window: int
+    opening: str
+    plain_until: int
+    plain_from: int | None
 
-def build_sjd(cfg: Mapping[str, Any], model: Any) -> Drafter:
-    return Window(**{name: cfg[name] for name in _ALL})
+    @property
+    def shape(self) -> DraftShape:
+        return opened(window_shape(self.window), self.opening)
 
-
-def build_built_in(cfg: Mapping[str, Any], model: Any) -> Drafter:
-    return BuiltIn(*(cfg[name] for name in ("window", "opening", "plain_until", "plain_from")))
+    def build(self, model: Any) -> Drafter:
+        return BuiltIn(self.window, self.opening, self.plain_until, self.plain_from)

@@ -8,8 +8,8 @@ accepted with min(1, high p / q), and after a rejection a token is drawn from No
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -203,16 +203,26 @@ def _below(x: Tensor) -> Tensor:
     return F.pad(x.cumsum(-1), (1, 0))
 
 
-def check(cfg: Mapping[str, Any], shape: DraftShape) -> None:
-    """Raises UsageError for a list of decays that does not fit the height of the drafts."""
-    if cfg["rule"] == "band":
-        log_ratios(cfg["strength"], cfg["decay"], max(1, shape.height))
+@dataclass(frozen=True)
+class BandRule:
+    """The parameters of conf/rule/band.yaml."""
+
+    strength: float
+    decay: float | list[float]
+
+    def check(self, shape: DraftShape) -> None:
+        """UsageError for a list of decays that does not fit the height of the drafts, which is the schedule's L."""
+        log_ratios(self.strength, self.decay, max(1, shape.height))
+
+    def build(self, context: RuleContext) -> Rule:
+        return Band(self.strength, self.decay, max(1, context.height))
 
 
-def build_band(cfg: Mapping[str, Any], context: RuleContext) -> Rule:
-    """The height of the drafts is the schedule's L."""
-    return Band(cfg["strength"], cfg["decay"], max(1, context.height))
+@dataclass(frozen=True)
+class MentoredRule:
+    """The parameters of conf/rule/mentored.yaml."""
 
+    budget: float
 
-def build_mentored(cfg: Mapping[str, Any], context: RuleContext) -> Rule:
-    return Mentored(cfg["budget"])
+    def build(self, context: RuleContext) -> Rule:
+        return Mentored(self.budget)

@@ -162,14 +162,15 @@ def _compute(codebook: Tensor, k: int, proximity: str, chunk: int = 1024) -> Ten
 @dataclass(frozen=True)
 class RuleContext:
     """What a rule may need from the rest of the method: the height of the drafts, the target's codebook (V, d), whether
-    decoding is greedy, the function that computes a codebook's neighbour tables (see `neighbours`), and the target's
-    input embeddings of its tokens (V, d); without embeddings the codebook replaces them."""
+    decoding is greedy, the function that computes a codebook's neighbour tables (see `neighbours`), the target's input
+    embeddings of its tokens (V, d), without which the codebook replaces them, and the sampling's `top_n_sigma`."""
 
     height: int
     codebook: Callable[[], Tensor]
     greedy: bool = False
     neighbours: Callable[[Tensor, int, str], Tensor] = neighbours
     embeddings: Callable[[], Tensor] | None = None
+    top_n_sigma: float | None = None
 
     def embedding(self) -> Tensor:
         return (self.embeddings or self.codebook)()

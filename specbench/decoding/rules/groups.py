@@ -3,8 +3,7 @@ static grouping that its paper compares it with."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -129,13 +128,30 @@ class Neighbourhood(GroupRule):
         return ratio(r[..., self.members].sum(-1), q[..., self.members].sum(-1))
 
 
-def build_gsd(cfg: Mapping[str, Any], context: RuleContext) -> Rule:
-    names = ("group", "delta", "distance", "edge", "resample")
-    return Grouped(context.embedding(), *(cfg[name] for name in names))
+@dataclass(frozen=True)
+class GSDRule:
+    """The parameters of conf/rule/gsd.yaml."""
+
+    group: int
+    delta: float
+    distance: float
+    edge: str
+    resample: str
+
+    def build(self, context: RuleContext) -> Rule:
+        return Grouped(context.embedding(), self.group, self.delta, self.distance, self.edge, self.resample)
 
 
-def build_neighbourhood(cfg: Mapping[str, Any], context: RuleContext) -> Rule:
-    codebook = context.codebook()
-    if cfg["group"] == 1:  # every token is its own group: exact
-        return Neighbourhood(torch.zeros(len(codebook), 0, dtype=torch.int64), cfg["resample"])
-    return Neighbourhood(context.neighbours(codebook, cfg["group"] - 1, cfg["proximity"]), cfg["resample"])
+@dataclass(frozen=True)
+class NeighbourhoodRule:
+    """The parameters of conf/rule/neighbourhood.yaml."""
+
+    group: int
+    proximity: str
+    resample: str
+
+    def build(self, context: RuleContext) -> Rule:
+        codebook = context.codebook()
+        if self.group == 1:  # every token is its own group: exact
+            return Neighbourhood(torch.zeros(len(codebook), 0, dtype=torch.int64), self.resample)
+        return Neighbourhood(context.neighbours(codebook, self.group - 1, self.proximity), self.resample)

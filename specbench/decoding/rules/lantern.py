@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -153,11 +152,31 @@ def _divergence(own_mass: Tensor, moved: Tensor) -> Tensor:
     return 0.5 * (moved * math.log(2) + part + other_part)
 
 
-def build_lantern(cfg: Mapping[str, Any], context: RuleContext) -> Rule:
-    near = context.neighbours(context.codebook(), cfg["k"] + 1, cfg["proximity"])
-    return Lantern("lantern", near, cfg["k"], cfg["bound"], cfg["delta"], cfg["resample"], context.greedy)
+@dataclass(frozen=True)
+class LanternRule:
+    """The parameters of conf/rule/lantern.yaml."""
+
+    k: int
+    bound: str
+    delta: float
+    proximity: str
+    resample: str
+
+    def build(self, context: RuleContext) -> Rule:
+        near = context.neighbours(context.codebook(), self.k + 1, self.proximity)
+        return Lantern("lantern", near, self.k, self.bound, self.delta, self.resample, context.greedy)
 
 
-def build_lantern_pp(cfg: Mapping[str, Any], context: RuleContext) -> Rule:
-    near = context.neighbours(context.codebook(), cfg["k"] + 1, cfg["proximity"])
-    return Lantern("lantern_pp", near, cfg["k"], cfg["bound"], cfg["lam"], cfg["resample"], context.greedy)
+@dataclass(frozen=True)
+class LanternPPRule:
+    """The parameters of conf/rule/lantern_pp.yaml."""
+
+    k: int
+    bound: str
+    lam: float
+    proximity: str
+    resample: str
+
+    def build(self, context: RuleContext) -> Rule:
+        near = context.neighbours(context.codebook(), self.k + 1, self.proximity)
+        return Lantern("lantern_pp", near, self.k, self.bound, self.lam, self.resample, context.greedy)

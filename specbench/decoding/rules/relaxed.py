@@ -4,8 +4,7 @@ Lumina-mGPT 2's Jacobi mode."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -130,28 +129,53 @@ class Redraw(Rule):
         return r if self.top_n_sigma is None else within_sigma(r.log(), self.top_n_sigma).softmax(-1)
 
 
-def check(cfg: Mapping[str, Any], shape: DraftShape) -> None:
-    """Raises UsageError for a schedule that is not defined for drafts of this height."""
-    if cfg["rule"] == "cool":
-        _cool(cfg, shape.height)
+@dataclass(frozen=True)
+class ExactRule:
+    """conf/rule/exact.yaml."""
+
+    def build(self, context: RuleContext) -> Rule:
+        return exact()
 
 
-def _cool(cfg: Mapping[str, Any], height: int) -> list[float]:
-    """The height of the drafts is the schedule's L."""
-    return cool_schedule(cfg["delta"], max(1, height), cfg["nu"], cfg["schedule"], cfg["floor"], cfg["linear_length"])
+@dataclass(frozen=True)
+class UniformRule:
+    """The parameters of conf/rule/uniform.yaml."""
+
+    delta: float
+    resample: str
+
+    def build(self, context: RuleContext) -> Rule:
+        return uniform(self.delta, self.resample)
 
 
-def build_exact(cfg: Mapping[str, Any], context: RuleContext) -> Rule:
-    return exact()
+@dataclass(frozen=True)
+class CoolRule:
+    """The parameters of conf/rule/cool.yaml."""
+
+    delta: float
+    nu: float
+    schedule: str
+    linear_length: int
+    floor: float
+    resample: str
+
+    def omega(self, height: int) -> list[float]:
+        """The relaxation of each position; the height of the drafts is the schedule's L. UsageError for a schedule that
+        is not defined for it."""
+        return cool_schedule(self.delta, max(1, height), self.nu, self.schedule, self.floor, self.linear_length)
+
+    def check(self, shape: DraftShape) -> None:
+        self.omega(shape.height)
+
+    def build(self, context: RuleContext) -> Rule:
+        return Relaxed("cool", self.omega(context.height), self.resample)
 
 
-def build_uniform(cfg: Mapping[str, Any], context: RuleContext) -> Rule:
-    return uniform(cfg["delta"], cfg["resample"])
+@dataclass(frozen=True)
+class RedrawRule:
+    """The parameters of conf/rule/redraw.yaml."""
 
+    resample: str
 
-def build_cool(cfg: Mapping[str, Any], context: RuleContext) -> Rule:
-    return Relaxed("cool", _cool(cfg, context.height), cfg["resample"])
-
-
-def build_redraw(cfg: Mapping[str, Any], context: RuleContext) -> Rule:
-    return Redraw(cfg["resample"], cfg.get("top_n_sigma"))
+    def build(self, context: RuleContext) -> Rule:
+        return Redraw(self.resample, context.top_n_sigma)

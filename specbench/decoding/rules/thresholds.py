@@ -3,8 +3,7 @@ acceptance for SJD."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 from torch import Tensor
 from torch.special import entr
@@ -81,9 +80,23 @@ class EntropyAware(Rule):
         return normalise((r - q).clamp_min(0), r)
 
 
-def build_typical(cfg: Mapping[str, Any], context: RuleContext) -> Rule:
-    return Typical(cfg["epsilon"], cfg["alpha"])
+@dataclass(frozen=True)
+class TypicalRule:
+    """The parameters of conf/rule/typical.yaml."""
+
+    epsilon: float
+    alpha: float
+
+    def build(self, context: RuleContext) -> Rule:
+        return Typical(self.epsilon, self.alpha)
 
 
-def build_entropy(cfg: Mapping[str, Any], context: RuleContext) -> Rule:
-    return EntropyAware(cfg["pivot"], cfg["calm"])
+@dataclass(frozen=True)
+class EntropyRule:
+    """The parameters of conf/rule/entropy.yaml."""
+
+    pivot: float
+    calm: float
+
+    def build(self, context: RuleContext) -> Rule:
+        return EntropyAware(self.pivot, self.calm)

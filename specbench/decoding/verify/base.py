@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -163,20 +162,28 @@ class Verification(ABC):
         """`verify` for a draft with nodes."""
 
 
-def check_exact(cfg: Mapping[str, Any], shape: DraftShape, rules: tuple[str, ...] = ("exact",)) -> None:
-    """Raises UsageError for a rule that is not among `rules`, and for drafts that only token-wise verification treats
-    correctly."""
-    setting = f"verification={cfg['verification']}"
-    if cfg["rule"] not in rules:
-        raise UsageError(
-            f"{setting} is defined only for rule {' or '.join(rules)}, and the method has rule {cfg['rule']}: use"
-            f" verification=token, or rule={rules[0]}"
-        )
-    if shape.carries_over:
-        raise UsageError(
-            f"{setting} decides by all draft tokens of a step, so tokens that drafter {cfg['drafter']} carries over to"
-            " the next step would no longer have the distribution they were drawn from: use verification=token"
-        )
+@dataclass(frozen=True)
+class Verified:
+    """What a verification decides on: the names of the drafter and of the rule, and the shape of the drafts."""
+
+    drafter: str
+    rule: str
+    shape: DraftShape
+
+    def check_exact(self, verification: str, rules: tuple[str, ...] = ("exact",)) -> None:
+        """Raises UsageError for a rule that is not among `rules`, and for drafts that only token-wise verification
+        treats correctly."""
+        setting = f"verification={verification}"
+        if self.rule not in rules:
+            raise UsageError(
+                f"{setting} is defined only for rule {' or '.join(rules)}, and the method has rule {self.rule}: use"
+                f" verification=token, or rule={rules[0]}"
+            )
+        if self.shape.carries_over:
+            raise UsageError(
+                f"{setting} decides by all draft tokens of a step, so tokens that drafter {self.drafter} carries over"
+                " to the next step would no longer have the distribution they were drawn from: use verification=token"
+            )
 
 
 def without(q: Tensor, token: Tensor) -> Tensor:

@@ -3,16 +3,14 @@ fails. It is lossless, and no lossless verification accepts more of a chain in e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.decoding.rules.base import at, normalise
-from specbench.decoding.shape import DraftShape
-from specbench.decoding.verify.base import Case, Verification, VerificationResult, chain_probs, check_exact
+from specbench.decoding.verify.base import Case, Verification, VerificationResult, Verified, chain_probs
 from specbench.engine.ops import sum_last, take
 from specbench.errors import UsageError
 
@@ -91,11 +89,15 @@ def passing(left: Tensor, mass: Tensor) -> Tensor:
     return torch.where(total == 0, 1, left / total)
 
 
-def build(cfg: Mapping[str, Any], shape: DraftShape) -> Verification:
-    check_exact(cfg, shape, RELAXED)
-    if not shape.tree.is_chain:
-        raise UsageError(
-            f"verification=block needs a chain, and drafter {cfg['drafter']} drafts a tree: use verification=traversal,"
-            " or a drafter of chains (draft_model, eagle, eagle3)"
-        )
-    return BlockVerification()
+@dataclass(frozen=True)
+class Choice:
+    """conf/verification/block.yaml."""
+
+    def build(self, verified: Verified) -> Verification:
+        verified.check_exact("block", RELAXED)
+        if not verified.shape.tree.is_chain:
+            raise UsageError(
+                f"verification=block needs a chain, and drafter {verified.drafter} drafts a tree: use"
+                " verification=traversal, or a drafter of chains (draft_model, eagle, eagle3)"
+            )
+        return BlockVerification()

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.decoding.rules.base import Rule, Threshold, at
-from specbench.decoding.shape import DraftShape
 from specbench.decoding.verify.base import (
     Case,
     Draft,
     Verification,
     VerificationResult,
+    Verified,
     accepted_path,
     one_hot,
     remaining,
@@ -46,8 +45,12 @@ class TokenWise(Verification):
         return case.verdict(path, length, next_probs, first)
 
 
-def build(cfg: Mapping[str, Any], shape: DraftShape) -> Verification:
-    return TokenWise()
+@dataclass(frozen=True)
+class Choice:
+    """conf/verification/token.yaml."""
+
+    def build(self, verified: Verified) -> Verification:
+        return TokenWise()
 
 
 def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,21 +3,19 @@ only as a whole. Lossless. On a chain it is block verification."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from specbench.decoding.rules.base import at, normalise
-from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import Tree
 from specbench.decoding.verify.base import (
     Case,
     Draft,
     Verification,
     VerificationResult,
-    check_exact,
+    Verified,
     one_hot,
     remaining,
     without,
@@ -149,6 +147,10 @@ def path_to(tree: Tree, node: Tensor) -> tuple[Tensor, Tensor]:
     return (above & of_depth).long().argmax(-1), length
 
 
-def build(cfg: Mapping[str, Any], shape: DraftShape) -> Verification:
-    check_exact(cfg, shape)
-    return Traversal()
+@dataclass(frozen=True)
+class Choice:
+    """conf/verification/traversal.yaml."""
+
+    def build(self, verified: Verified) -> Verification:
+        verified.check_exact("traversal")
+        return Traversal()
