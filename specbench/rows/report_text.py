@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,10 @@ from specbench.config import parameters
 from specbench.config.run_config import RunConfig
 from specbench.rows import remark_text, summary
 from specbench.rows.columns import SHIFT_BOUND, stderr_of
-from specbench.rows.differences import differences, several
+from specbench.rows.differences import Difference, differences, several
 from specbench.rows.journal import Record
 from specbench.rows.remark import remarks_of
-from specbench.rows.shown import shown, unsteady
+from specbench.rows.shown import is_biased, shown, unsteady
 
 _LEAST = 0.05  # seconds; shorter parts of a start are not listed
 
@@ -46,22 +46,18 @@ def quality(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> list[str]:
 
 
 def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
-    """The key values of a row as text, with their standard errors over images."""
-
-    def value(name: str, unit: str = "", digits: int = 2) -> str:
-        if row.get(name) is None:
-            return "not measured"
-        return summary.with_error(row[name], row.get(stderr_of(name)), digits) + unit
-
+    """What a run measured, in a few lines: steps and seconds saved, the divergence from the target, each metric with
+    vanilla AR's value and the interval of the difference, and what cannot be concluded. row.csv and `specbench compare`
+    have the rest."""
     row = shown(row)
-    lines = _speed_lines(row, value)
-    against_vanilla = {item.column: item for item in differences(row, _columns(cfg))}
-    for name in _columns(cfg):
-        backend = f"  [{row[f'{name}_backend']}]" if row.get(f"{name}_backend") else ""
-        lines.append((name, value(name, digits=4) + backend))
-        if name in against_vanilla:
-            lines += [("", sentence) for sentence in against_vanilla[name].sentences()]
-    lines += [("tests", several(against_vanilla.values())), ("remarks", remark_text.joined(remarks_of(row)))]
+    compared = {item.column: item for item in differences(row, _columns(cfg))}
+    lines = [
+        ("steps", f"{_value(row, 'speedup_step', 'x')} fewer ({_value(row, 'accepted_length_mean')} tokens a step)"),
+        ("seconds", _seconds_saved(row)),
+        ("divergence", _divergence(row)),
+        *((name, _metric(row, name, compared.get(name))) for name in _columns(cfg)),
+        ("inconclusive", _inconclusive(row, cfg, compared.values())),
+    ]
     source = "/".join(filter(None, [row["data"], row["split"]]))
     per_prompt = cfg.get("images_per_prompt") or 1
     count = (
@@ -73,6 +69,59 @@ def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
     return "\n".join([head, *(line(name, text) for name, text in lines if text)])
 
 
+def _value(row: Mapping[str, Any], name: str, unit: str = "", digits: int = 2) -> str:
+    if row.get(name) is None:
+        return "not measured"
+    return summary.with_error(row[name], row.get(stderr_of(name)), digits) + unit
+
+
+def _seconds_saved(row: Mapping[str, Any]) -> str:
+    """The speed-up in seconds with its pairs; the seconds alone without a speed-up; "" if nothing was timed."""
+    faster = "speedup_latency" if row.get("speedup_latency") is not None else "speedup_throughput"
+    taken = f"{_value(row, 'latency_s_mean', digits=3)} s an image" * (row.get("latency_s_mean") is not None)
+    taken = taken or f"{_value(row, 'images_per_s')} images a second" * (row.get("images_per_s") is not None)
+    if row.get(faster) is None:
+        return taken
+    pairs = f"{row['timed_pairs']} pair{'s' if row['timed_pairs'] != 1 else ''} with vanilla"
+    text = f"{_value(row, faster, 'x')} vanilla's speed over {pairs}, {taken}"
+    cost = step_cost(row)
+    if cost is not None and cost > 1 + SHIFT_BOUND:
+        text += f"; a step takes {cost:.2f}x as long as vanilla's"
+    return text + ("; not valid, the speed-up was not steady" if unsteady(row) else "")
+
+
+def _divergence(row: Mapping[str, Any]) -> str:
+    """The divergence of the emitted distribution from the target's, or why it is not known; "" if it was turned off."""
+    if row.get("emitted_kl") is not None:
+        kl, tv = _value(row, "emitted_kl", digits=4), _value(row, "emitted_tv", digits=4)
+        return f"{kl} nats of KL to the target per token, total variation {tv}"
+    return "; ".join(remark_text.text(remark) for remark in remarks_of(row) if remark.column == "emitted_kl")
+
+
+def _metric(row: Mapping[str, Any], name: str, compared: Difference | None) -> str:
+    """A metric's value with vanilla AR's and the interval of the difference, or why there is no value."""
+    text = _value(row, name, digits=4)
+    if row.get(name) is None:
+        reasons = [remark_text.text(remark) for remark in remarks_of(row) if remark.column == name]
+        return f"{text}: {'; '.join(reasons)}" if reasons else text
+    return f"{text}, {compared.sentences()[0]}" if compared else text
+
+
+def _inconclusive(row: Mapping[str, Any], cfg: Mapping[str, Any], compared: Iterable[Difference]) -> str:
+    """What the values do not show."""
+    compared = list(compared)
+    same = [item.column for item in compared if item.is_tested and not item.is_significant]
+    unknown = [item.column for item in compared if item.stderr is None]
+    biased = [name for name in _columns(cfg) if is_biased(row, name)]
+    parts = [
+        f"no difference is shown in {', '.join(same)}, which does not mean equal" * bool(same),
+        f"{', '.join(unknown)} has no interval" * bool(unknown),
+        f"{', '.join(biased)} is biased at this n: compare only with the same n" * bool(biased),
+        several(compared),
+    ]
+    return "; ".join(filter(None, parts))
+
+
 def line(name: str, text: str) -> str:
     """A line of the report."""
     return f"  {name:<16} {text}"
@@ -82,58 +131,12 @@ def _columns(cfg: Mapping[str, Any]) -> list[str]:
     return [column for metric in cfg["metrics"] for column in parameters.metric_columns(metric)]
 
 
-def _speed_lines(row: Mapping[str, Any], value: Callable[..., str]) -> list[tuple[str, str]]:
-    """Name -> text of the speed and the likelihood in a row; value: the function of `report`."""
-    lines = [
-        ("accepted length", value("accepted_length_mean", " tokens a step")),
-        ("acceptance rate", f"{value('acceptance_rate')}, of all drafted tokens {value('draft_acceptance_rate')}"),
-        ("perplexity", f"{value('perplexity')}, drafts' total variation {value('draft_tv', digits=3)}"),
-        (
-            "emitted",
-            f"KL to the target {value('emitted_kl', ' nats', 4)}, TV {value('emitted_tv', digits=4)} (a token)",
-        ),
-        ("latency", value("latency_s_mean", " s an image", 3)),
-        ("throughput", value("tokens_per_s", " tokens/s", 1)),
-        ("speed-up", f"{value('speedup_latency', 'x')} in latency, {value('speedup_step', 'x')} in steps"),
-        ("cost of a step", why_slower(row)),
-    ]
-    if row.get("timed_pairs"):
-        further = f" ({row['further_pairs']} measured again)" if row["further_pairs"] else ""
-        valid = "not valid, the speed-up was not steady" if unsteady(row) else "valid"
-        verdict = "too few for a standard error" if row["speedup_throughput_stderr"] is None else valid
-        count = f"{row['timed_pairs']} pair{'s' if row['timed_pairs'] != 1 else ''}"
-        lines.append(("timing", f"over {count} with vanilla{further}: {verdict}"))
-    return lines
-
-
 def step_cost(row: Mapping[str, Any]) -> float | None:
     """Seconds of a step, including drafting, over the seconds of a step of vanilla AR, a pass over one token. It is the
     speed-up in steps (over all images) over the speed-up in seconds (over the timed pairs). None if one is missing.
     row: see `shown`."""
     saved, faster = row.get("speedup_step"), row.get("speedup_throughput")
     return saved / faster if saved and faster else None
-
-
-def why_slower(row: Mapping[str, Any]) -> str:
-    """Why the speed-up in seconds is smaller than in steps, and what the same steps could give. "" if no steps are
-    saved, or if a step takes as long as vanilla's to within `SHIFT_BOUND`. row: see `shown`."""
-    cost, saved = step_cost(row), row.get("speedup_step")
-    if cost is None or saved is None or saved <= 1 or cost <= 1 + SHIFT_BOUND:
-        return ""
-    parts, extra = [], "verification"
-    if row.get("draft_passes"):
-        passes = row["draft_passes"] / row["steps"]
-        parts.append(f"{passes:.3g} pass{'es' * (passes != 1)} of the drafter")
-        if row.get("draft_cost"):
-            parts[0] += f" ({row['draft_cost']:.2f}x vanilla's time per token for each)"
-        extra = "drafting and verification"
-    parts += [f"a target pass over {row['draft_tokens'] + 1:.3g} tokens"] if row.get("draft_tokens") else []
-    made_of = f" ({', '.join([*parts, 'verification'])}; specbench bench times each)" if parts else ""
-    return (
-        f"a step{made_of} takes {cost:.2f}x as long as vanilla's pass over one token:"
-        f" {saved:.2f} / {cost:.2f} = {saved / cost:.2f}x. Where a pass takes equally long for any number of"
-        f" tokens, these steps give up to {saved:.2f}x, less the time for {extra}"
-    )
 
 
 @dataclass(frozen=True)

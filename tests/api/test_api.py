@@ -39,7 +39,7 @@ def test_a_result_has_the_row_the_records_and_the_images(finished: specbench.api
     assert np.array_equal(np.asarray(finished.images[1]), np.asarray([*finished.images][1]))
     assert [np.asarray(image).shape for image in finished.images[2:]] == [np.asarray(finished.images[0]).shape] * 2
     assert finished.sheet.size[0] > 100
-    assert "accepted length" in repr(finished)
+    assert "tokens a step" in repr(finished)
     again = specbench.result("one")
     assert (again.row, again.records.equals(records)) == (finished.row, True)
 

@@ -477,28 +477,23 @@ def test_the_report_names_what_was_written(bench: Bench) -> None:
     text = bench.outcome.report()
     assert f"{row['accepted_length_mean']:.2f} ±" in text
     assert str(bench.outcome.folder.row) in text
-    assert str(bench.outcome.folder.sheet) in text
-    assert f"3.10 ± {row['speedup_latency_stderr']:.2f}x" in text
+    assert bench.outcome.folder.sheet.name in text
     assert "3.10 ± 0.29x" in text
-    assert re.search("timing .* 6 pairs .* valid", text)
-    assert f"perplexity       {row['perplexity']:.2f} ± {row['perplexity_stderr']:.2f}" in text
-    assert re.search(r"emitted .* 0\.3750 ± 0\.0559 nats, TV 0\.1875 ± 0\.0280", text)
-    assert "not measured in latency, " in replace(bench.outcome, row=row | {"speedup_latency": None}).report()
+    assert re.search(rf"3\.10 ± {row['speedup_latency_stderr']:.2f}x .*\b6 pairs", text)
+    assert "0.3750 ± 0.0559" in text
+    assert "0.1875 ± 0.0280" in text
+    assert len(text.splitlines()) <= 10
+    untimed = replace(bench.outcome, row=row | dict.fromkeys(("speedup_latency", "speedup_throughput"))).report()
+    assert "6 pairs" not in untimed
 
 
-def test_a_report_says_how_long_a_step_takes() -> None:
+def test_a_report_says_how_long_a_step_takes(bench: Bench) -> None:
     """A step compression of 2.4 at 0.6 times the speed: a step takes four times as long."""
-    row = {"speedup_step": 2.4, "speedup_throughput": 0.6, "draft_passes": 500.0, "steps": 100.0, "draft_tokens": 25.0}
+    row = bench.run() | {"speedup_step": 2.4, "speedup_latency": 0.6, "speedup_throughput": 0.6}
     assert report_text.step_cost(row) == pytest.approx(4.0)
-    assert [float(x) for x in re.findall(r"\d+(?:\.\d+)?", report_text.why_slower(row))] == [
-        5, 26, 4, 2.4, 4, 0.6, 2.4
-    ]  # fmt: skip
-    assert "0.43x" in report_text.why_slower(row | {"draft_cost": 0.43})
-    jacobi = row | {"draft_passes": 0.0}
-    assert "drafter" in report_text.why_slower(row)
-    assert "drafter" not in report_text.why_slower(jacobi)
-    for other in ({"speedup_throughput": None}, {"speedup_throughput": 2.35}, {"speedup_step": 1.0}):
-        assert not report_text.why_slower(row | other)
+    assert "4.00x" in report_text.report(row, bench.outcome.config)
+    equal = row | {"speedup_latency": 2.35, "speedup_throughput": 2.35}
+    assert "a step takes" not in report_text.report(equal, bench.outcome.config)
 
 
 def test_a_run_reports_how_it_spent_its_time(bench: Bench) -> None:
