@@ -437,10 +437,10 @@ def test_a_token_without_a_code_is_near_only_to_itself():
 
 def test_rules_are_built_from_their_parameters():
     """From the rule's parameters, and the properties of the run that it needs."""
-    size, relaxed_pp = 9, lantern.LanternPPRule(50, "total", 2, "l2", "paper")
+    size, relaxed_pp = 9, lantern.LanternPPRule(50, "total", "l2", "paper", 2)
     setting = RuleContext(HEIGHT, lambda: torch.tensor([(i % 3, i // 3) for i in range(size)]).float())
     built = {
-        "lantern jsd 50 0.25 paper": lantern.LanternRule(50, "jsd", 0.25, "l2", "paper").build(setting),
+        "lantern jsd 50 0.25 paper": lantern.LanternRule(50, "jsd", "l2", "paper", 0.25).build(setting),
         "lantern_pp total 50 2 paper": relaxed_pp.build(setting),
         "lantern_pp total 50 2 paper greedy": relaxed_pp.build(replace(setting, greedy=True)),
         "band 0.45 0.5": band.BandRule(0.45, 0.5).build(setting),

@@ -7,6 +7,7 @@ from the same distribution.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -162,15 +163,14 @@ def _shape(paths: Sequence[Path]) -> DraftShape:
 
 
 @dataclass(frozen=True)
-class DFlashChain:
-    """The parameters of conf/drafter/dflash.yaml."""
+class _Drafted(ABC):
+    """The common parameter of conf/drafter/dflash.yaml and dflash_tree.yaml. paths: of the draft."""
 
-    window: int
     draft_sampling: str
 
     @property
-    def paths(self) -> list[Path]:
-        return chain_paths(self.window)
+    @abstractmethod
+    def paths(self) -> list[Path]: ...
 
     @property
     def shape(self) -> DraftShape:
@@ -181,19 +181,22 @@ class DFlashChain:
 
 
 @dataclass(frozen=True)
-class DFlashTree:
+class DFlashChain(_Drafted):
+    """The parameters of conf/drafter/dflash.yaml."""
+
+    window: int
+
+    @property
+    def paths(self) -> list[Path]:
+        return chain_paths(self.window)
+
+
+@dataclass(frozen=True)
+class DFlashTree(_Drafted):
     """The parameters of conf/drafter/dflash_tree.yaml."""
 
     tree: Any
-    draft_sampling: str
 
     @property
     def paths(self) -> list[Path]:
         return parse(self.tree)
-
-    @property
-    def shape(self) -> DraftShape:
-        return _shape(self.paths)
-
-    def build(self, model: Any) -> Drafter:
-        return DFlash(model.drafter_network("dflash"), self.paths, self.draft_sampling == "deterministic")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -278,34 +279,43 @@ def static_shape(paths: Sequence[Path]) -> DraftShape:
     return DraftShape(tree, passes=tree.height)
 
 
+class _Drafted(ABC):
+    """EAGLE on a static draft. paths: of the draft; network: the drafter whose file declares the network."""
+
+    network: ClassVar = "eagle"
+
+    @property
+    @abstractmethod
+    def paths(self) -> list[Path]: ...
+
+    @property
+    def shape(self) -> DraftShape:
+        return static_shape(self.paths)
+
+    def build(self, model: Any) -> Drafter:
+        return Eagle(model.drafter_network(self.network), self.paths)
+
+
 @dataclass(frozen=True)
-class EagleChain:
+class EagleChain(_Drafted):
     """The parameters of conf/drafter/eagle.yaml."""
 
     window: int
-    network: ClassVar = "eagle"
 
     @property
-    def shape(self) -> DraftShape:
-        return static_shape(chain_paths(self.window))
-
-    def build(self, model: Any) -> Drafter:
-        return Eagle(model.drafter_network(self.network), chain_paths(self.window))
+    def paths(self) -> list[Path]:
+        return chain_paths(self.window)
 
 
 @dataclass(frozen=True)
-class EagleTree:
+class EagleTree(_Drafted):
     """The parameters of conf/drafter/eagle_tree.yaml."""
 
     tree: Any
-    network: ClassVar = "eagle"
 
     @property
-    def shape(self) -> DraftShape:
-        return static_shape(parse(self.tree))
-
-    def build(self, model: Any) -> Drafter:
-        return Eagle(model.drafter_network(self.network), parse(self.tree))
+    def paths(self) -> list[Path]:
+        return parse(self.tree)
 
 
 class Eagle3Chain(EagleChain):

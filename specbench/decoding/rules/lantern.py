@@ -153,30 +153,34 @@ def _divergence(own_mass: Tensor, moved: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class LanternRule:
-    """The parameters of conf/rule/lantern.yaml."""
+class _OfNearCodes:
+    """The common parameters of conf/rule/lantern.yaml and lantern_pp.yaml."""
 
     k: int
     bound: str
-    delta: float
     proximity: str
     resample: str
 
-    def build(self, context: RuleContext) -> Rule:
+    def _rule(self, name: str, limit: float, context: RuleContext) -> Rule:
         near = context.neighbours(context.codebook(), self.k + 1, self.proximity)
-        return Lantern("lantern", near, self.k, self.bound, self.delta, self.resample, context.greedy)
+        return Lantern(name, near, self.k, self.bound, limit, self.resample, context.greedy)
 
 
 @dataclass(frozen=True)
-class LanternPPRule:
-    """The parameters of conf/rule/lantern_pp.yaml."""
+class LanternRule(_OfNearCodes):
+    """The parameters of conf/rule/lantern.yaml."""
 
-    k: int
-    bound: str
-    lam: float
-    proximity: str
-    resample: str
+    delta: float
 
     def build(self, context: RuleContext) -> Rule:
-        near = context.neighbours(context.codebook(), self.k + 1, self.proximity)
-        return Lantern("lantern_pp", near, self.k, self.bound, self.lam, self.resample, context.greedy)
+        return self._rule("lantern", self.delta, context)
+
+
+@dataclass(frozen=True)
+class LanternPPRule(_OfNearCodes):
+    """The parameters of conf/rule/lantern_pp.yaml."""
+
+    lam: float
+
+    def build(self, context: RuleContext) -> Rule:
+        return self._rule("lantern_pp", self.lam, context)
