@@ -240,7 +240,7 @@ class AuditResult:
         return verdicts.verdict(self.rows)
 
     def __repr__(self) -> str:
-        from specbench.audit.rows import table
+        from specbench.audit.audit_text import table
 
         return table(self.rows)
 

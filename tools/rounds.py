@@ -32,8 +32,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from specbench import data
+from specbench.bench.benchmark_rows import OF_PROBE, WHERE, complete
 from specbench.bench.distributions import load
-from specbench.bench.rows import OF_PROBE, WHERE, complete
 from specbench.config import configuration
 from specbench.decoding.emitted import distances
 from specbench.decoding.rules import Band, Rule, cool, exact, uniform

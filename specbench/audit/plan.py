@@ -11,9 +11,9 @@ from typing import Any
 from specbench.audit import audit, densities, models, recipes, sizes, tiny
 from specbench.audit.arguments import ARGUMENTS, COLUMNS, FEWEST, SAMPLES, SLOWER, WORTHWHILE
 from specbench.audit.audit import Measurement, Subject, assemble
+from specbench.audit.audit_text import described, name_of
 from specbench.audit.densities import DensityPair
 from specbench.audit.models import TabularModel
-from specbench.audit.rows import described, name_of
 from specbench.audit.thresholds import MARGIN
 from specbench.audit.tiny import TinyModel
 from specbench.config import command_line, configuration, parameters, registry, variants

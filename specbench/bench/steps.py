@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.bench import devices
-from specbench.bench.rows import ROWS
+from specbench.bench.benchmark_rows import ROWS
 from specbench.config import registry
 from specbench.errors import UsageError
 from specbench.rows.csv_files import has_runs, read_rows

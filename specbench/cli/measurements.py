@@ -48,7 +48,7 @@ def audit(line: CommandLine) -> int:
       specbench audit --all out=all.csv
     """
     from specbench.audit import plan
-    from specbench.audit.rows import table
+    from specbench.audit.audit_text import table
 
     wanted = plan.planned(line.others, line["--all"], line["--variants"])
     rows = list(plan.measured(wanted))
@@ -114,7 +114,7 @@ def timed() -> list[str]:
         "out=FILE.csv": Argument("path", "a file for the rows; the figure is written next to it", written=True),
     },
     others=["specbench.cli.measurements:timed"],
-    tables={"columns:": "specbench.bench.rows:COLUMNS"},
+    tables={"columns:": "specbench.bench.benchmark_rows:COLUMNS"},
 )
 def bench(line: CommandLine) -> int:
     """Times decoding steps of any model, method and batch size, with the real loop, at one position of the image:
@@ -156,7 +156,7 @@ def _measured(line: CommandLine, overrides: Sequence[str]) -> tuple[list[dict[st
     """The rows of the jobs, printed and added to the file, and the exit code. A job that other processes disturbed has
     no row, and does not stop the others."""
     from specbench.bench import floor, measure
-    from specbench.bench.rows import ROWS, describe, row
+    from specbench.bench.benchmark_rows import ROWS, describe, row
 
     out, rows, code = line["out"], [], 0
     if out is not None:
@@ -181,13 +181,13 @@ def _measured(line: CommandLine, overrides: Sequence[str]) -> tuple[list[dict[st
 
 def _planned(line: CommandLine, overrides: Sequence[str]) -> list[dict[str, Any]]:
     """`--plan`: measures and writes nothing."""
-    from specbench.bench import devices, plan
+    from specbench.bench import devices, needs
 
     chosen, plans = devices.of_bandwidth(line["bench.bandwidth"]), []
     for cfg in _jobs(line, overrides, "plan"):
-        planned = plan.plan(cfg, line["bench.context"])
-        plans.append({**planned, "devices": plan.on_devices(planned, chosen)})
-        print(plan.describe(plans[-1]))
+        planned = needs.plan(cfg, line["bench.context"])
+        plans.append({**planned, "devices": needs.on_devices(planned, chosen)})
+        print(needs.describe(plans[-1]))
     return plans
 
 
@@ -223,18 +223,18 @@ def probe(line: CommandLine) -> int:
             raise UsageError(f"a probe has no '{name}': it takes {', '.join(sorted(ACCEPTED | set(probe.by_name)))}")
         if name == "method" and value != "vanilla":
             raise UsageError("in a probe the target draws alone: leave method= out")
-    from specbench.bench import rows
+    from specbench.bench import benchmark_rows
 
     out = line["out"]
     if out is not None:
-        rows.PROBES.read(out)
+        benchmark_rows.PROBES.read(out)
     others = [argument for argument in overrides if argument != "method=vanilla"]
     from specbench.config import configuration
 
     cfg = configuration.compose([*others, "method=vanilla"])
-    result = rows.probe(cfg, line["probe.offsets"])
+    result = benchmark_rows.probe(cfg, line["probe.offsets"])
     if out is not None:
-        rows.PROBES.append(out, result)
-    print(rows.describe_probe(result))
+        benchmark_rows.PROBES.append(out, result)
+    print(benchmark_rows.describe_probe(result))
     print(json.dumps(result))
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from specbench.cli.arguments import Argument, CommandLine, Words, command
-from specbench.cli.rows import say
+from specbench.cli.show import say
 from specbench.errors import UsageError
 from specbench.storage import home
 from specbench.storage.files import split_paths, write_atomically

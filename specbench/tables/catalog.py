@@ -319,7 +319,7 @@ def _column(source: Source, entry: str | Mapping[str, Any]) -> Column:
 
 
 def _default_column(source: Source, key: str, better: str | None) -> Column:
-    from specbench.bench.rows import PROBES, ROWS
+    from specbench.bench.benchmark_rows import PROBES, ROWS
 
     if key in STANDARD:
         return STANDARD[key]

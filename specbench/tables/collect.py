@@ -23,13 +23,13 @@ class Bench:
     def row(self, run: PlannedRun) -> Mapping[str, Any]:
         """The row of a planned run, which `specbench run` starts or continues in its folder."""
         if run.rows_of == "probe":
-            from specbench.bench import rows
+            from specbench.bench import benchmark_rows
 
-            return rows.probe(run.config)
+            return benchmark_rows.probe(run.config)
         if run.rows_of == "bench":
-            from specbench.bench import measure, rows
+            from specbench.bench import benchmark_rows, measure
 
-            return rows.row(run.config, measure.measure(run.config, measure.BenchPlan(images=0)))
+            return benchmark_rows.row(run.config, measure.measure(run.config, measure.BenchPlan(images=0)))
         from specbench.harness.run import run as run_it
 
         return run_it(run.config, run.folder).row

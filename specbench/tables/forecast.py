@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from specbench.bench import devices, plan, steps, to_fetch
+from specbench.bench import devices, needs, steps, to_fetch
 from specbench.bench.devices import DEVICES, Device
 from specbench.bench.steps import MeasuredStep
 from specbench.config import parameters, registry
@@ -93,7 +93,7 @@ class Planner:
             return e
         except OSError as e:
             return UsageError(f"cannot write into {run.folder} ({e.strerror}); choose another out=")
-        planned = self._once(_vanilla(run.config), plan.size) if left else None
+        planned = self._once(_vanilla(run.config), needs.size) if left else None
         return planned if isinstance(planned, UsageError) else missing
 
     def _load(self, cfg: RunConfig) -> list[Item]:
@@ -106,7 +106,7 @@ class Planner:
 
     def plan(self, cfg: Mapping[str, Any]) -> dict[str, Any] | None:
         """The plan of `bench.plan`; None for a plug-in's model that does not work on shapes."""
-        return _known(self._once(cfg, plan.plan))
+        return _known(self._once(cfg, needs.plan))
 
     def _once(
         self, cfg: Mapping[str, Any], make: Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -126,7 +126,7 @@ class Planner:
 
     def of_model(self, cfg: Mapping[str, Any]) -> dict[str, Any] | None:
         """The size of a model's vanilla AR, one image at once, see `bench.plan.size`."""
-        return _known(self._once(_vanilla(cfg), plan.size))
+        return _known(self._once(_vanilla(cfg), needs.size))
 
     def hours(self, cfg: RunConfig, left_of: Sequence[int], device: str) -> float | None:
         """Hours of the missing images of a method, and of its baseline; None if no such step was measured."""

@@ -25,7 +25,7 @@ from typing import Any
 
 import yaml
 
-from specbench.bench.rows import PROBES, ROWS
+from specbench.bench.benchmark_rows import PROBES, ROWS
 from specbench.config import configuration, parameters, registry
 from specbench.config.run_config import RunConfig as RunConfig  # of a field, for the documentation
 from specbench.errors import RunError, UsageError

@@ -19,7 +19,7 @@ from specbench.compare import breakdown, passes
 from specbench.config import configuration, parameters
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError, plain
-from specbench.rows import baseline, provenance, remark_text, selection, sources
+from specbench.rows import baseline, collected, provenance, remark_text, selection
 from specbench.rows.columns import COLUMNS, METRICS, SHOWN, stderr_of
 from specbench.rows.csv_files import ROW, write_run_row
 from specbench.rows.journal import IMAGE_NAME
@@ -77,7 +77,7 @@ def gather(paths: Sequence[Path], runs: Sequence[Path], images: int, gallery: Se
         if source.is_file():
             _add_table(source, result)
         elif source.is_dir():
-            is_table = [_add_table(path, result) for path in sources.tables_in(source)]
+            is_table = [_add_table(path, result) for path in collected.tables_in(source)]
             result.folders += _add_runs(source, result, needed=not any(is_table))
         else:
             raise UsageError(f"there is no file or folder {source}")
@@ -112,7 +112,7 @@ def gather(paths: Sequence[Path], runs: Sequence[Path], images: int, gallery: Se
 
 def _add_table(path: Path, report: ReportContent) -> bool:
     """Adds the rows of one file. Returns whether it is a table of runs or audits; other files have no rows."""
-    rows = sources.rows_of_table(path)
+    rows = collected.rows_of_table(path)
     if rows is not None:
         for row in rows:
             _add_row(row, path.name, report)
@@ -128,7 +128,7 @@ def _add_runs(folder: Path, report: ReportContent, needed: bool) -> list[tuple[P
     is no run."""
     runs: list[tuple[Path, str]] = []
     faults: list[str] = []
-    for path, row in sources.runs_in(folder):
+    for path, row in collected.runs_in(folder):
         if isinstance(row, UsageError):
             faults.append(str(row))
         elif _add_row(row, (Path(folder.name) / path.relative_to(folder)).as_posix(), report):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from scipy import stats
 
-from specbench.audit import audit, densities, models, recipes, rows, statistics, theorem, verdicts
+from specbench.audit import audit, audit_text, densities, models, recipes, statistics, theorem, verdicts
 from specbench.audit.arguments import COLUMNS
 from specbench.audit.audit import assemble, measure
 from specbench.audit.models import built_in
@@ -303,11 +303,11 @@ def test_unused_code_is_not_called_lossless() -> None:
     row = measure(method_of("method=sjd_pac window=24", model), model, 2000, margin=1.0)
     assert row["verdict"] == "undecided"
     assert verdicts.missing([row]) == ["refill"]
-    assert "audit.model=m4t24" in rows.notes([row])[0]
+    assert "audit.model=m4t24" in audit_text.notes([row])[0]
     longer = built_in("m4t24")
     other = measure(method_of("method=sjd_pac window=24", longer), longer, 2000, margin=1.0)
     assert other["verdict"] == "lossless"
-    assert rows.notes([other]) == []
+    assert audit_text.notes([other]) == []
     assert verdicts.verdict([row, other]) == "lossless"
     assert verdicts.verdict([row | {"margin": 0.0}, other]) == "undecided"
     assert verdicts.verdict([row, other | {"p_value": LEVEL / 2}]) == "not lossless"
@@ -327,7 +327,7 @@ def test_a_small_p_value_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> N
         assert once["verdict"] in ("lossless", "not refuted")
         monkeypatch.setattr(verdicts, "DOUBT", 1.1)  # above every p-value
         again = measured(0)
-        assert len(rows.notes([again])) == 2
+        assert len(audit_text.notes([again])) == 2
         monkeypatch.undo()
         assert (again["samples"], again["p_first"], again["verdict"]) == (10_000, once["p_value"], "undecided")
     method = method_of(SD, model)

@@ -12,7 +12,7 @@ import torch
 from commands import Call
 from torch import Tensor
 
-from specbench.audit import audit, rows
+from specbench.audit import audit, audit_text
 from specbench.audit.models import TabularModel, built_in, load
 from specbench.audit.statistics import filtered
 from specbench.audit.thresholds import LEVEL, ROUNDING
@@ -94,7 +94,7 @@ def test_the_sequences_of_an_inexact_method_follow_its_own_enumeration(monkeypat
     other = audit.measure(method, model, 20_000)
     assert method.config.rule is rule
     assert other["p_enumerated"] < LEVEL
-    assert len(rows.notes([other])) == len(rows.notes([row])) + 1
+    assert len(audit_text.notes([other])) == len(audit_text.notes([row])) + 1
 
 
 def test_the_exit_code_is_1_for_a_refuted_method(call: Call) -> None:

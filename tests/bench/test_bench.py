@@ -21,9 +21,9 @@ from test_engine import at_once
 from torch import Tensor
 
 from specbench.bench import floor, measure
+from specbench.bench.benchmark_rows import COLUMNS, ROWS, describe
 from specbench.bench.floor import ATTEMPTS, Bases
 from specbench.bench.measure import ForcedLength
-from specbench.bench.rows import COLUMNS, ROWS, describe
 from specbench.cli.measurements import bench
 from specbench.config import configuration
 from specbench.decoding.batch import finished

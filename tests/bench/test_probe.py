@@ -10,7 +10,7 @@ import pytest
 import tiny
 import torch
 
-from specbench.bench import rows
+from specbench.bench import benchmark_rows
 from specbench.bench.distributions import TokenDistributions
 from specbench.cli.measurements import probe
 from specbench.decoding.drafters.none import NoDraft
@@ -76,7 +76,7 @@ def test_a_row_of_the_embedded_target(tmp_path: Path, capsys: pytest.CaptureFixt
     out = tmp_path / "probe.csv"
     assert probe(["n=2", "probe.offsets=3", "device=cpu", f"out={out}"]) == 0
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
-    [row] = rows.PROBES.read(out)
+    [row] = benchmark_rows.PROBES.read(out)
     top, tv = json.loads(row["top_probabilities"]), json.loads(row["tv_by_distance"])
     assert line["images"] == 2
     assert len(top) == 100

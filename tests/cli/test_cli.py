@@ -110,7 +110,7 @@ def test_a_job_is_composed_and_validated_once(
         real = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, real=real, name=name: (calls.append(name), real(*a))[1])
     code, out, _ = call("run", *arguments, *hydras, "metrics=none", "n=1", "out=here")
-    assert (code, out.count("accepted length")) == (0, jobs)
+    assert (code, out.count("tokens a step")) == (0, jobs)
     assert calls[: 2 * jobs] == ["compose", "validate"] * jobs
     assert calls.count("compose") == jobs  # a grid reads the stored configurations again for its last line
 
@@ -288,7 +288,7 @@ def test_a_grid_has_a_folder_for_each_job(call: Call, tmp_path: Path) -> None:
     code, out, err = call(*words)
     assert code == 0
     assert "4 jobs in grid" in err
-    assert out.count("accepted length") == 4
+    assert out.count("tokens a step") == 4
     *_, summary, following = out.splitlines()
     assert summary == "grid: 4 runs, 4 finished; 8 of 8 images"
     assert following.endswith(": specbench show grid")

@@ -16,8 +16,8 @@ from specbench.decoding import rules
 from specbench.decoding.drafters.none import NoDraft, ZipAR
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.parallel_positions import rows_at_once
-from specbench.decoding.planned import PlannedRows
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.zipar_passes import PlannedRows
 from specbench.models.language import Language
 
 SAMPLING = Sampling(temperature=0.9, cfg_scale=1.5)

@@ -17,11 +17,11 @@ from PIL import Image
 from specbench.config import configuration, parameters
 from specbench.errors import UsageError
 from specbench.rows import provenance
+from specbench.rows.collected import frame
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import append_row, read_rows, to_csv
 from specbench.rows.journal import Journal, Record, TimingJournal, pixel_digest, read_records
 from specbench.rows.remark import as_json, free, remarks_of
-from specbench.rows.sources import frame
 from specbench.storage import origin
 
 

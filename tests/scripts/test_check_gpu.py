@@ -20,7 +20,7 @@ import check_gpu
 from gpu_checks import speed
 
 from specbench.audit import plan as audit_plan
-from specbench.bench.rows import COLUMNS
+from specbench.bench.benchmark_rows import COLUMNS
 from specbench.cli.measurements import bench
 from specbench.config import configuration
 

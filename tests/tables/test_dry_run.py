@@ -13,8 +13,8 @@ import yaml
 from commands import ROOT, Call, case, refused
 
 from specbench import cli
-from specbench.bench import devices, plan, steps
-from specbench.bench.rows import COLUMNS
+from specbench.bench import devices, needs, steps
+from specbench.bench.benchmark_rows import COLUMNS
 from specbench.bench.steps import MeasuredStep
 from specbench.cli.images import reference
 from specbench.cli.run import of_jobs
@@ -43,7 +43,7 @@ PLAN = {
 @pytest.fixture
 def dry(call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
     """`call` with plans that take no time."""
-    monkeypatch.setattr(plan, "plan", lambda cfg: PLAN)
+    monkeypatch.setattr(needs, "plan", lambda cfg: PLAN)
     return call
 
 
@@ -137,7 +137,7 @@ def test_a_plan_is_computed_once(dry: Call, tmp_path: Path, monkeypatch: pytest.
         made.append(cfg["method"])
         return PLAN
 
-    monkeypatch.setattr(plan, "plan", counted)
+    monkeypatch.setattr(needs, "plan", counted)
     cfg = configuration.compose(["method=sjd"])
     assert [Planner(tmp_path).plan(cfg) for _ in range(2)] == [PLAN, PLAN]
     assert Planner(tmp_path).plan(cfg.changed(seed=5)) == PLAN  # of the same shapes
@@ -384,7 +384,7 @@ def test_what_a_model_refuses_is_known_from_its_shapes(dry: Call, monkeypatch: p
     def refuse(cfg: Any) -> dict[str, Any]:
         raise UsageError("no such size")
 
-    monkeypatch.setattr(plan, "size", refuse)
+    monkeypatch.setattr(needs, "size", refuse)
     assert "no such size" in refused(dry, "run", "n=1", "metrics=none", "device=cpu", "--dry-run")
 
 

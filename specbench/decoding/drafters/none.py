@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.loop import Drafter, StepResult, last_token
-from specbench.decoding.planned import PlannedRows
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import build as build_tree
 from specbench.decoding.verify import Draft
+from specbench.decoding.zipar_passes import PlannedRows
 from specbench.engine.state import Buffers, put
 
 

@@ -30,19 +30,19 @@ def collect(line: CommandLine) -> int:
       specbench collect out=all.csv
       specbench collect runs/2026-11-21 other more.csv out=all.parquet
     """
-    from specbench.rows import sources
+    from specbench.rows import collected
 
     rows = read(line.words)
-    sources.write(line["out"], rows)
+    collected.write(line["out"], rows)
     print(f"wrote {line['out']}: {len(rows)} rows")
     return 0
 
 
 def read(names: Sequence[str], baselines: bool = False) -> list[dict[str, Any]]:
     """The rows of the sources in a command line; without sources, of runs/. Prints which runs were skipped."""
-    from specbench.rows import sources
+    from specbench.rows import collected
 
-    rows, notes = sources.read([home.expanded(name) for name in names] or [Path("runs")], baselines)
+    rows, notes = collected.read([home.expanded(name) for name in names] or [Path("runs")], baselines)
     say(notes)
     return rows
 

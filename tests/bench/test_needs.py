@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specbench.bench.devices import DEVICES
-from specbench.bench.plan import Memory, plan, size
+from specbench.bench.needs import Memory, plan, size
 from specbench.bench.shapes import DEVICE, Shapes, shapes
 from specbench.config import configuration
 from specbench.decoding.rng import RandomStreams
@@ -155,5 +155,5 @@ def test_two_blocks_and_no_step_are_enough(words: str, monkeypatch: pytest.Monke
     planned, small = plan(cfg), size(cfg)
     assert small["reads_gb"] == {"forward": planned["reads_gb"]["forward"]}
     assert {name: planned[name] for name in ("resolution", "tokens")} == {k: small[k] for k in ("resolution", "tokens")}
-    monkeypatch.setattr("specbench.bench.plan._few_blocks", nullcontext)
+    monkeypatch.setattr("specbench.bench.needs._few_blocks", nullcontext)
     assert plan(cfg) == planned

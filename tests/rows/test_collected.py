@@ -14,7 +14,7 @@ from fake_pipeline import FakePipeline
 from specbench.config import configuration
 from specbench.errors import UsageError, decimal
 from specbench.harness import run
-from specbench.rows import baseline, selection, sources
+from specbench.rows import baseline, collected, selection
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import as_read, read_rows
 from specbench.rows.journal import read_records
@@ -48,8 +48,8 @@ def test_the_default_is_the_folder_of_runs(call: Call) -> None:
 def test_any_mixture_of_sources(call: Call, tmp_path: Path) -> None:
     assert call("run", "method=sjd", *SMALL, "out=grid/window=8,seed=1")[0] == 0
     run_row = row_of("grid/window=8,seed=1")
-    sources.write(tmp_path / "a.csv", [row("a"), row("b", time="2026-11-22T10:00:00+00:00")])
-    sources.write(tmp_path / "b.csv", [row("b", fid=5.0), row("c")])
+    collected.write(tmp_path / "a.csv", [row("a"), row("b", time="2026-11-22T10:00:00+00:00")])
+    collected.write(tmp_path / "b.csv", [row("b", fid=5.0), row("c")])
     assert call("collect", "a.csv", "b.csv", "grid", "out=all.csv")[0] == 0
     stored = {row_read["run_id"]: row_read for row_read in read_rows("all.csv")}
     assert stored.keys() == {"a", "b", "c", run_row["run_id"]}
@@ -66,7 +66,7 @@ def test_any_mixture_of_sources(call: Call, tmp_path: Path) -> None:
 
 
 def test_what_spreadsheets_do_to_rows(call: Call, tmp_path: Path) -> None:
-    sources.write(tmp_path / "a.csv", [row("a", timing=True, baseline=False, timing_valid=True, batch=1)])
+    collected.write(tmp_path / "a.csv", [row("a", timing=True, baseline=False, timing_valid=True, batch=1)])
     text = (tmp_path / "a.csv").read_text()
     [wanted] = read_rows("a.csv")
     for true, false in (("TRUE", "FALSE"), ("True", "False"), ("true", "FALSE")):
@@ -84,11 +84,11 @@ def test_parquet_files_hold_rows_too(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     text = row("007", top_k=100, timing=True, steps=1e-7, remarks=as_json([free("a 'quoted' \"ü\"")]), model="null")
     rows = [row("a", fid=1.5, n=64, criterion="paper"), text]
-    sources.write(tmp_path / "rows.parquet", rows)
-    assert sources.read([tmp_path / "rows.parquet"])[0] == rows
+    collected.write(tmp_path / "rows.parquet", rows)
+    assert collected.read([tmp_path / "rows.parquet"])[0] == rows
     (tmp_path / "bad.parquet").write_text("no")
     with pytest.raises(UsageError, match="cannot read"):
-        sources.read([tmp_path / "bad.parquet"])
+        collected.read([tmp_path / "bad.parquet"])
 
 
 def test_show_pools_seeds_and_groups(call: Call, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_show_pools_seeds_and_groups(call: Call, tmp_path: Path) -> None:
         for m, v, d in (("sjd", 1.0, None), ("cool_sd", 4.0, 1.1))
         for s in (0, 2)
     ]
-    sources.write(tmp_path / "all.csv", [*rows, row("x", method="sjd", seed=1, fid=9.0, commit="other")])
+    collected.write(tmp_path / "all.csv", [*rows, row("x", method="sjd", seed=1, fid=9.0, commit="other")])
     groups = json.loads(call("show", "all.csv", "--format", "json", "--sort", "method,-seeds")[1])
     assert [(group["method"], group["seeds"], group["fid"]) for group in groups] == [
         ("cool_sd", 2, 5.0),
