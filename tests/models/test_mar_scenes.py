@@ -151,13 +151,13 @@ def test_the_distance_is_to_real_images_of_one_object(real_pictures, home, monke
     assert "of one object" not in said(general)
 
 
-def test_random_weights_run_from_words_to_a_row(tmp_path, home, monkeypatch):
+def test_random_weights_run_from_words_to_a_row(tiny, tmp_path, home, monkeypatch):
     monkeypatch.setattr(scenes_reference, "COUNT", 8)
     words = ["run", "model=mar_scenes", "weights=random", "data=scenes_classes", "method=cspd", "gamma=2", "n=2"]
     words += ["batch_size=2", "cfg_scale=1", "diffusion_steps=2", "baseline=false", "warmup=0", f"out={tmp_path}/run"]
     assert cli.main([*words, "metrics=[scenes_fid,scenes_reward,scenes_clip]"]) == 0
     row = row_of(tmp_path / "run")
-    assert (row["weights"], row["tokens"], row["resolution"], row["gamma"]) == ("random", 64, 64, 2)
+    assert (row["weights"], row["tokens"], row["resolution"], row["gamma"]) == ("random", 16, 64, 2)
     assert row["fid"] > 0
     assert row["fid_stderr"] is None  # two images have no jackknife
     assert "n < 16 x 64" in said(row)

@@ -19,7 +19,7 @@ from commands import row_of
 from safetensors.torch import load_file
 
 from specbench import cli
-from specbench.config import parameters, registry
+from specbench.config import configuration, parameters, registry
 from specbench.decoding import rules, trees
 from specbench.decoding.drafters.eagle import Eagle as EagleDrafter
 from specbench.decoding.loop import StepResult
@@ -338,8 +338,9 @@ def test_the_embedded_drafters_come_from_this_command(tmp_path):
     assert len({registry.digest(p) for p in (tmp_path / "assets").iterdir()}) == len([*first, *drafters])
     for name in drafters:
         assert f"| tv_{name} | cfg_scale 3, temperature 1, tv 0." in (tmp_path / "c.md").read_text()
-    words = [f"weights={tmp_path / 'assets'}", "n=1", "metrics=none", "warmup=0", "baseline=false"]
-    assert cli.main(["run", *words, "method=sd", f"out={tmp_path / 'run'}"]) == 0
+    pipeline = Pipeline.load(configuration.compose([f"weights={tmp_path / 'assets'}", "method=sd"]))
+    for network, name in ((pipeline.model.target, "target"), (pipeline.config.drafter.model, "draft")):
+        same(network.state_dict(), load_file(tmp_path / "assets" / f"scenes_{name}.safetensors"))
 
 
 @pytest.mark.parametrize("model", ["llamagen_xl", "lumina_mgpt", "emu3"])
