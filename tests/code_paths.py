@@ -160,7 +160,7 @@ def report(chosen: tuple[dict[str, str], str]) -> dict[str, Any]:
             torch.set_num_threads(threads)
             linear = () if compared == "functions" else products(compared == "all")
             faults[str(threads)] = [*linear, *functions()]
-        faults["2"] += images(compared != "some")
+        faults["2"] += images(compared == "all") if compared != "some" else ()
     ways = Counter(way.__name__ for way in invariance._chosen.values())
     return {"kernels": torch.backends.cpu.get_cpu_capability(), "ways": ways, "faults": faults}
 
