@@ -10,6 +10,7 @@ import contextlib
 import io
 import itertools
 import json
+import math
 import os
 import re
 import time
@@ -48,6 +49,15 @@ SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 
 #: Bytes that a thread may spill, by kernel, minor version of Triton and compute capability, None for all: a few
 #: registers on a device for which there are no gates.
 SPILLS: dict[tuple[str, str | None, int | None], int] = {("_attend", None, 120): 172, ("_probs", "3.6", 120): 40}
+
+#: Constants with which a kernel does all that it does without them, and more.
+ADDING = ("CUT", "GRAMMAR", "NORMED")
+#: Constants that say how often something is done, not with how many numbers at a time.
+TIMES = ("HEADS", "KV", "GROUP", "SPLITS", "UNROLL")
+#: Kernels with matrix units.
+MATRIX = ("_attend", "_many", "_many_qkv")
+#: A kernel that depends on the device in every way: it has matrix units, and may begin before another has ended.
+DEPENDING = "_many"
 
 
 class NoDevice:
@@ -105,15 +115,43 @@ class Specialisation:
         return [name for name, known in self._by_argument("attrs").items() if known]
 
     @property
+    def sizes_of_1(self) -> set[str]:
+        return self.constants.keys() - {parameter.name for parameter in self.function.params if parameter.is_constexpr}
+
+    @property
+    def code(self) -> str:
+        """What makes the kernel another one: the constants that are no sizes, and for matrix units the formats, since
+        everything else is computed in float32."""
+        sizes = {name for name, x in self.constants.items() if isinstance(x, int) and not isinstance(x, bool)}
+        written = {name: x for name, x in self.constants.items() if name not in {*sizes, *ADDING, *self.sizes_of_1}}
+        return repr((self.kernel, written, self.kernel in MATRIX and self.formats))
+
+    @property
+    def need(self) -> tuple[int, float, int]:
+        """Grows with the registers that a thread needs: what the kernel also does, the numbers that a warp has at a
+        time, and the sizes of which nothing is known."""
+        constants = {name: x for name, x in self.constants.items() if name not in self.sizes_of_1}
+        sizes = [x for name, x in constants.items() if isinstance(x, int) and name not in TIMES]
+        return (
+            sum(constants.get(name, False) for name in ADDING),
+            math.prod(max(1, x) for x in sizes) / self.options["num_warps"],
+            -len(self.sizes_of_1) - len(self.divisible),
+        )
+
+    @property
     def options(self) -> dict[str, Any]:
         return json.loads(self.start)["options"]
 
     @property
+    def formats(self) -> list[str]:
+        """The types of the arguments that are tensors of numbers."""
+        return sorted({kind for kind in self.types.values() if kind.startswith("*") and "f" in kind})
+
+    @property
     def label(self) -> str:
-        kinds = sorted({kind for kind in self.types.values() if kind.startswith("*") and "f" in kind})
         options = {name: self.options[name] for name in ("num_warps", "num_stages")}
         described = " ".join(f"{name}={x}" for name, x in (self.constants | options).items() if x is not None)
-        return f"{self.kernel} {','.join(kinds)} {described}"
+        return f"{self.kernel} {','.join(self.formats)} {described}"
 
 
 #: Target, drafter, length of a window, images, format: whose steps start every kernel in every way that matters.
@@ -126,11 +164,10 @@ STEPS = (
     *(("7b", name, 0, 1, torch.float32) for name in ("none", "sjd")),
     *(("emu3", name, 0, 1, torch.bfloat16) for name in ("none", "sjd")),
 )
-#: The steps of a quick look: every kernel, both formats, heads of 64 and 128, grouped heads.
+#: The steps of a quick look: every kernel, attention in both formats, a rotation with each order of the numbers.
 FEW = (
     ("xl", "tree", 0, 1, torch.bfloat16),
     ("7b", "sjd_pac", 64, 1, torch.bfloat16),
-    ("emu3", "none", 0, 1, torch.bfloat16),
     ("7b", "none", 0, 1, torch.float32),
     ("xl", "none", 0, 1, torch.bfloat16),
     ("xl", "vvs", 0, 1, torch.bfloat16),
@@ -286,27 +323,19 @@ def faults(row: dict[str, Any]) -> list[str]:
 
 @cache
 def jobs() -> list[Specialisation]:
-    """A quick look: some steps for Hopper; and of what depends on the device, kernels that begin while the one before
-    them ends and those with matrix units, one specialisation of each kernel for one of two other devices."""
-    of_each = [{spec.kernel: spec for spec in started(_steps(FEW[:2]), capability)} for capability in (89, 100)]
-    depending = [kernel for kernel, spec in of_each[0].items() if "PDL" in spec.constants]
-    other = [of_each[number % 2][kernel] for number, kernel in enumerate(depending)]
-    return [*_extremes(started(steps(FEW))), *other]
+    """A quick look: some steps for Hopper, and one kernel for two other devices."""
+    other = [spec for device in (89, 100) for spec in started(_steps(FEW[:1]), device) if spec.kernel == DEPENDING]
+    return [*_extremes(started(steps(FEW))), *{spec.capability: spec for spec in other}.values()]
 
 
 def _extremes(specs: list[Specialisation]) -> list[Specialisation]:
-    """Of specialisations of a kernel that differ only in the known facts about sizes, the one with the fewest, which
-    needs most registers. Then, since a size of 1 is a constant of the binary and has no type of its own, those in which
-    a size of a kernel is 1 that was not in the ones before."""
-    alike: dict[Any, list[Specialisation]] = {}
-    ones: dict[Specialisation, set[tuple[str, str]]] = {}
+    """Of specialisations of the same code, the one that needs most. Then, since a size of 1 is a constant of the binary
+    and has no type of its own, those in which a size of a kernel is 1 that was not in the ones before."""
+    alike: dict[str, list[Specialisation]] = {}
     for spec in specs:
-        constant = {parameter.name for parameter in spec.function.params if parameter.is_constexpr}
-        pointers = [kind for kind in spec.types.values() if kind.startswith("*")]
-        key = spec.kernel, pointers, {name: x for name, x in spec.constants.items() if name in constant}, spec.options
-        alike.setdefault(repr(key), []).append(spec)
-        ones[spec] = {(spec.kernel, name) for name in spec.constants if name not in constant}
-    chosen = [min(group, key=lambda spec: len(spec.constants) + len(spec.divisible)) for group in alike.values()]
+        alike.setdefault(spec.code, []).append(spec)
+    chosen = [max(group, key=lambda spec: spec.need) for group in alike.values()]
+    ones = {spec: {(spec.kernel, name) for name in spec.sizes_of_1} for spec in specs}
     seen = {one for spec in chosen for one in ones[spec]}
     for spec in sorted(specs, key=lambda spec: -len(ones[spec])):
         if ones[spec] - seen:

@@ -60,8 +60,8 @@ def divergence(e: Tensor, p: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_emitted_distributions_are_in_the_band(size: int) -> None:
-    """A thousand nodes in total. A test below shows that no rule with this acceptance has a smaller divergence."""
-    count = 200
+    """Hundreds of nodes in total. A test below shows that no rule with this acceptance has a smaller divergence."""
+    count = 200 if size < 1000 else 64
     p, q = nodes(count, size)
     before = 1 - 0.5 * (p - q).abs().sum(-1)
     for strength in (0.0, 0.1, 0.45, 1.5, 6.0):
@@ -110,7 +110,7 @@ def test_mentored_decoding_spends_its_budget(size: int) -> None:
 
 @pytest.mark.parametrize("size", [3, 256, 16_384])
 def test_float32_is_enough(size: int) -> None:
-    p, q = nodes(64, size, torch.float32)
+    p, q = nodes(64 if size < 10_000 else 16, size, torch.float32)  # 16: each kind of node
     for rule in (Band(0.1, 0.0, 1), Band(0.45, 0.0, 1), Band(5.0, 0.0, 1), Band(1e3, 0.0, 1), Mentored(0.05)):
         e, _ = emitted(rule, p, q)
         exactly, _ = emitted(rule, p.double(), q.double())

@@ -243,7 +243,7 @@ def simulate(target: Chain, drafter: Chain, rule: ContinuousRule, n: int) -> np.
     return accepted
 
 
-LENGTHS = ("exact", "not aligned", "path", "paper", "parallel")
+LENGTHS = ("not aligned", "path", "paper", "parallel")
 
 
 @pytest.mark.parametrize("rule", [*(RULES[name] for name in LENGTHS), ContinuousRule(gamma=7, temperature=0.8)])
@@ -381,18 +381,18 @@ def test_no_pass_waits_for_the_host(name: str, monkeypatch: pytest.MonkeyPatch) 
 def test_an_image_does_not_depend_on_the_other_images_of_its_batch(
     name: str, built: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seven images in one batch, and through three rows: each is the same as alone, and takes no more passes, whether
+    """Five images in one batch, and through three rows: each is the same as alone, and takes no more passes, whether
     or not the host asks which images are done. If not, a pass computes all images, also finished ones, which occur with
     the built-in models. MAR's images have a class each."""
     pair = built_in("d1t5")
     target, drafter = (pair.target, pair.drafter) if built else (reduced(), reduced())
-    rule, count, labels = replace(RULES[name], prefill=0.2, proposals=4), 7, torch.tensor([2, 0, 3, 1, 1, 2, 0])
-    alone = [decode(target, drafter, rule, labels[i : i + 1], rng([i], 9)) for i in range(count)]
+    rule, count, labels = replace(RULES[name], prefill=0.2, proposals=4), 5, torch.tensor([2, 0, 3, 1, 1])
+    alone = [decode(target, drafter, rule, labels[i : i + 1], rng([i], 1)) for i in range(count)]
     start = partial(ContinuousDecoding, target, drafter, rule)
     for compact in (True, False):
         monkeypatch.setattr(loop, "compacts", lambda device, compact=compact: compact)
-        parts = [(range(count), decode(target, drafter, rule, labels, rng(count, 9)))]
-        parts += decode_stream(start, lambda rows: labels[rows], partial(rng, seed=9), count, 3)
+        parts = [(range(count), decode(target, drafter, rule, labels, rng(count, 1)))]
+        parts += decode_stream(start, lambda rows: labels[rows], partial(rng, seed=1), count, 3)
         for which, out in parts:
             assert all(equal(image(out, row), image(alone[i], 0)) for row, i in enumerate(which))
         assert sorted(i for which, _ in parts[1:] for i in which) == list(range(count))

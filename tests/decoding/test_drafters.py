@@ -30,8 +30,6 @@ WINDOWS = {
     **{init: {"window": 3, "init": init} for init in INITS[1:]},
     "not_refined": {"window": 3, "refine": False},
     "gumbel, repeat": {"window": 3, "coupling": "gumbel", "init": "horizontal_repeat"},
-    "maximal, sample": {"window": 3, "coupling": "maximal", "init": "vertical_sample"},
-    "height, sample": {"window": 3, "coupling": "height", "init": "vertical_sample"},
     "full": {"window": 8, "width": 2, "depth": 3},
     "full, maximal": {"window": 8, "width": 2, "depth": 3, "coupling": "maximal"},
     "comb": {"window": 8, "width": 3, "depth": 2, "tree": "comb"},

@@ -71,9 +71,8 @@ def test_exact_methods_keep_the_distribution(words: str) -> None:
     assert (out.steps.float().mean() < LENGTH) != (words == "method=vanilla")  # drafts are accepted, or there are none
 
 
-@pytest.mark.parametrize("words", ["method=eagle_chain window=2", "method=sjd window=3"])
-def test_a_relaxed_rule_is_seen(words: str) -> None:
-    assert fits(decoded(f"{words} rule=uniform delta=4").tokens) < 1e-4
+def test_a_relaxed_rule_is_seen() -> None:
+    assert fits(decoded("method=sjd window=3 rule=uniform delta=4").tokens) < 1e-4
 
 
 def test_draws_have_their_distribution_to_the_rarest_tokens() -> None:

@@ -53,7 +53,7 @@ def test_rows_do_not_depend_on_each_other(name: str, reports: dict[str, Any]) ->
     """With one thread and with two."""
     report, compared = reports[name], CODE_PATHS[name][1]
     assert report["faults"] == {"1": [], "2": []}
-    assert sum(report["ways"].values()) > {"all": 80, "some": 20, "functions": 10}[compared]
+    assert sum(report["ways"].values()) > {"all": 80, "some": 20, "functions": 5}[compared]
     if "ATEN_CPU_CAPABILITY" in CODE_PATHS[name][0]:
         assert report["kernels"] == "DEFAULT"  # the variable works
 

@@ -33,7 +33,7 @@ from gpu_checks.parity import poisoned
 from specbench.engine.kernels import FusedKernels, lossless
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-ROWS = 8
+ROWS = 5
 TOKEN = TokenWise()
 
 

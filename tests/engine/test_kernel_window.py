@@ -109,11 +109,12 @@ def compare(drafter: Window, session: Grid) -> None:
             torch.testing.assert_close(fused_draft.probs, draft.probs, rtol=1e-6, atol=0)
 
 
-#: Gumbel coupling has its own way of drawing new tokens. The others differ only in how they keep an old token, which
-#: does not depend on the initialisation, so two suffice: one that draws new tokens, and one that repeats neighbours.
+#: The couplings differ in how they keep an old token, and gumbel coupling in how it draws new ones. Where a new token
+#: comes from is the initialisation's, so two suffice: one that draws new tokens, and one that repeats neighbours.
 CHAINS = [
-    *itertools.product(INITS, ("none", "gumbel")),
-    *itertools.product(("horizontal_sample", "vertical_repeat"), ("maximal", "height")),
+    *((init, "none") for init in INITS),
+    *itertools.product(("horizontal_sample", "vertical_repeat"), ("gumbel", "maximal", "height")),
+    ("random", "gumbel"),
     ("horizontal_sample", "threshold"),
 ]
 

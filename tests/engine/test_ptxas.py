@@ -22,7 +22,7 @@ pytest.importorskip("triton")
 
 #: Compiles as the first stage of `make gpu` does: what `compiling.main` does. Then runs one of the steps whose kernels
 #: it compiled, with a driver that launches nothing. Prints the reports, and last how many kernels the step starts, how
-#: often Triton had a binary in its cache, and how often it compiled.
+#: many of them were compiled, how often Triton had a binary in its cache, and how often it compiled.
 STARTS = """
 import os
 from collections import Counter
@@ -45,6 +45,7 @@ class Device(compiling.NoDevice):
 compiling.main()
 step = partial(compiling.step_on_shapes, *compiling.FEW[1])
 jobs = compiling.started([step])
+compiled = set(jobs) & set(compiling.jobs())
 for name in compiling.REPORTING:
     del os.environ[name]
 driver.set_active(Device(90))
@@ -52,7 +53,7 @@ seen = Counter()
 knobs.compilation.listener = lambda *, cache_hit, **_: seen.update([cache_hit])
 with mock.patch.object(launch, "can_depend", return_value=True):
     step()
-print([len(jobs), seen[True], seen[False]])
+print([len(jobs), len(compiled), seen[True], seen[False]])
 """
 
 
@@ -75,9 +76,9 @@ def reports(printed: list[Any]) -> list[dict[str, Any]]:
 
 
 def test_a_step_reuses_every_kernel_that_the_first_stage_compiled(printed: list[Any]) -> None:
-    jobs, hits, misses = printed[-1]
-    assert misses == 0
-    assert hits == jobs >= 10
+    jobs, compiled, hits, misses = printed[-1]
+    assert hits == compiled >= 10
+    assert misses == jobs - compiled < 2
 
 
 def started_in_source() -> set[str]:
@@ -93,14 +94,14 @@ def started_in_source() -> set[str]:
 
 
 def test_every_kernel_is_compiled(reports: list[dict[str, Any]]) -> None:
-    """For Hopper; what depends on the device, for one before it or after it, too."""
+    """For Hopper; one that depends on the device, for one before it and one after it, too."""
+    from gpu_checks.compiling import DEPENDING
+
     assert not [row for row in reports if "error" in row]
-    ada, hopper, blackwell = (
-        {row["kernel"] for row in reports if row["capability"] == capability} for capability in (89, 90, 100)
-    )
+    hopper = {row["kernel"] for row in reports if row["capability"] == 90}
+    others = [(row["kernel"], row["capability"], "PDL=True" in row["label"]) for row in reports]
     assert hopper == started_in_source()
-    assert ada | blackwell == {row["kernel"] for row in reports if "PDL=" in row["label"]}
-    assert abs(len(ada) - len(blackwell)) < 2
+    assert [row for row in others if row[1] != 90] == [(DEPENDING, 89, False), (DEPENDING, 100, True)]
 
 
 def test_one_binary_serves_all_levels_of_a_tree(reports: list[dict[str, Any]]) -> None:
@@ -129,35 +130,42 @@ def test_logits_are_read_by_vectors(reports: list[dict[str, Any]]) -> None:
     """Also for a target with an image grammar, whose vocabulary is padded: without padding, the size and the mask of
     8,194 tokens made every load a single number."""
     selected = [row for row in reports if row["kernel"] == "_probs" and row["capability"] == 90]
-    assert len(selected) > 3
+    assert {"GRAMMAR=True" in row["label"] for row in selected} == {True, False}
     assert not [row["label"] for row in selected if row["scalars"]]
 
 
-def test_of_equal_kernels_the_one_with_least_constants_and_each_size_of_1_are_compiled(
+def test_of_equal_kernels_the_one_that_needs_most_and_each_size_of_1_are_compiled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Sizes of 1 become constants of a binary; a constant of the source makes another kernel."""
+    """Sizes of 1 become constants of a binary; a constant of the source that is no size makes another kernel, unless it
+    only adds something."""
     from gpu_checks import compiling
 
-    params = [SimpleNamespace(name="BLOCK", is_constexpr=True), SimpleNamespace(name="n", is_constexpr=False)]
+    names = {"ROOT": True, "CUT": True, "n": False, "BLOCK": True}
+    params = [SimpleNamespace(name=name, is_constexpr=written) for name, written in names.items()]
     monkeypatch.setattr(compiling.Specialisation, "function", SimpleNamespace(params=params))
 
-    def specialise(block: int, n: int | None, *divisible: int) -> compiling.Specialisation:
-        constants = {2: block} | ({} if n is None else {1: n})
+    def specialise(
+        block: int, n: int | None = None, divisible: bool = False, cut: bool = False, root: bool = False, warps: int = 4
+    ) -> compiling.Specialisation:
+        constants = {1: root, 2: cut, 4: block} | ({} if n is None else {3: n})
         start = {
-            "signature": {"x": "*fp32", "n": "i32" if n is None else "constexpr", "BLOCK": "constexpr"},
+            "signature": {"x": "*fp32", **dict.fromkeys(names, "constexpr")} | ({"n": "i32"} if n is None else {}),
             "constant_keys": [[at] for at in constants],
             "constant_vals": list(constants.values()),
-            "attrs_keys": [[at] for at in divisible],
-            "attrs_vals": [[["tt.divisibility", 16]] for _ in divisible],
-            "options": {},
+            "attrs_keys": [[0]] if divisible else [],
+            "attrs_vals": [[["tt.divisibility", 16]]] if divisible else [],
+            "options": {"num_warps": warps},
         }
         return compiling.Specialisation("m", "k", 90, json.dumps(start))
 
-    kernels = [specialise(16, None, 0), specialise(16, None), specialise(16, 1, 0), specialise(32, None, 0)]
-    assert compiling._extremes(kernels) == [kernels[1], kernels[3], kernels[2]]
-    alone = [specialise(16, None), specialise(16, 1, 0), specialise(32, 1), specialise(32, 1, 0)]
-    assert compiling._extremes(alone) == [alone[0], alone[2]]
+    chosen = compiling._extremes
+    known, unknown, wide = specialise(16, divisible=True), specialise(16), specialise(32, divisible=True)
+    assert chosen([known, unknown]) == chosen([unknown, known]) == [unknown]
+    assert chosen([unknown, wide]) == chosen([wide, unknown, specialise(48, warps=8)]) == [wide]
+    assert chosen([wide, cut := specialise(16, cut=True)]) == [cut]
+    assert chosen([wide, root := specialise(16, root=True)]) == [wide, root]
+    assert chosen([unknown, one := specialise(16, 1)]) == [unknown, one]
 
 
 def test_a_kernel_may_spill_as_known_for_its_version_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
