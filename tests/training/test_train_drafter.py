@@ -277,14 +277,16 @@ def train_as(rank, port, words):
 
 
 def test_two_processes_make_the_steps_of_one(tmp_path):
-    """On the CPU: they share examples, batches and gradients. They are forked, since a new interpreter imports for
-    seconds. This process has the store in which they meet, as torchrun's would, so no port can be taken twice."""
+    """On the CPU: they share examples, batches and gradients. Both are forked from a new interpreter that has imported
+    this file: autograd's threads do not survive a fork of this process. This process has the store in which they meet,
+    as torchrun's would, so no port can be taken twice."""
     pytest.importorskip("accelerate")
     words = [*real("llamagen_xl", tmp_path), *SMALL, "drafter=eagle", "source=self", "noise=0", *FAST]
     single = trained([*words, f"out={tmp_path / 'one'}"])
     store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    fork = multiprocessing.get_context("fork")
-    both = [fork.Process(target=train_as, args=(i, store.port, [*words, f"out={tmp_path / 'two'}"])) for i in (0, 1)]
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload([__name__])
+    both = [server.Process(target=train_as, args=(i, store.port, [*words, f"out={tmp_path / 'two'}"])) for i in (0, 1)]
     for process in both:
         process.start()
     for process in both:
