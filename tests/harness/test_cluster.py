@@ -294,7 +294,7 @@ def test_ray_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_ray
 def test_an_address_where_no_cluster_answers_is_one_sentence(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray tries for minutes, and then ends its process. Nothing is left, or changed in a folder that exists."""
-    monkeypatch.setattr(cluster, "WAIT_S", 3)
+    monkeypatch.setattr(cluster, "WAIT_S", 1)
     assert call("run", *WORDS, "out=there")[0] == 0
     before = {path: path.read_bytes() for path in Path("there").rglob("*") if path.is_file()}
     with socket.socket() as silent, socket.socket() as closed:
