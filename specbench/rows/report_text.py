@@ -82,7 +82,7 @@ def _seconds_saved(row: Mapping[str, Any]) -> str:
     taken = taken or f"{_value(row, 'images_per_s')} images a second" * (row.get("images_per_s") is not None)
     if row.get(faster) is None:
         return taken
-    pairs = f"{row['timed_pairs']} pair{'s' if row['timed_pairs'] != 1 else ''} with vanilla"
+    pairs = f"{row['timed_pairs']} pair{'s' if row['timed_pairs'] != 1 else ''}"
     text = f"{_value(row, faster, 'x')} vanilla's speed over {pairs}, {taken}"
     cost = step_cost(row)
     if cost is not None and cost > 1 + SHIFT_BOUND:
