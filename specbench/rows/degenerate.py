@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -128,7 +128,8 @@ class ImageFacts:
         return self.distinct is not None and self.distinct <= FEW
 
 
-class Finding(NamedTuple):
+@dataclass(frozen=True)
+class Finding:
     """A problem of some images. remark: says what it is; images: their positions among the checked images; degenerate:
     whether they count as degenerate. (A small image does not.)"""
 
