@@ -150,7 +150,7 @@ def reference(line: CommandLine) -> int:
             else:
                 made = real_images.compute_statistics(extractor, real, data or "", path)
                 print(f"{made.label}: {made.count} images by {made.cache_key} in {path}")
-                for values in real.remarks:
+                for values in real.files_with:
                     print(f"note: {remark_text.text(Remark('files', values))}")
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped; the same command resumes") from None

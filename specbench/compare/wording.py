@@ -117,18 +117,14 @@ def readjusted(rows: Sequence[Mapping[str, str]], family: Collection[int] | None
 
 def distribution_sentence(extractor: str, test: DistributionTest, comparison: Comparison) -> str:
     """A sentence on whether the images of A and B have the same distribution."""
-    a, b = comparison.names
-    verdict, p = _verdict(test.p, comparison.distribution_holm[extractor], comparison.tests)
+    (a, b), p_holm = comparison.names, comparison.distribution_holm[extractor]
+    verdict = "differ" if p_holm < 1 - LEVEL else "do not differ"
+    end = _adjustment(test.p, p_holm, None, comparison.tests).removesuffix(".")
     return (
-        f"{plain(extractor)} features of {a} and {b} {verdict}: the energy distance of {test.n} pairs of features is"
-        f" {test.distance:.3g}, and {test.swapped:.3g} on average if pairs are swapped at random {p}"
+        f"{plain(extractor)} features of {a} and {b} {verdict} significantly: the energy distance of {test.n} pairs of"
+        f" features is {test.distance:.3g}, and {test.swapped:.3g} on average if pairs are swapped at random"
+        f" (p {_p(test.p)}{end})."
     )
-
-
-def _verdict(p: float, p_holm: float, tests: int) -> tuple[str, str]:
-    """Whether two distributions differ by the adjusted p, and the end of the sentence."""
-    end = _adjustment(p, p_holm, None, tests).removesuffix(".")
-    return ("differ" if p_holm < 1 - LEVEL else "do not differ") + " significantly", f"(p {_p(p)}{end})."
 
 
 def _claim(result: Result, comparison: Comparison, decimals: int) -> str:

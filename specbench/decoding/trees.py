@@ -281,3 +281,25 @@ def topology(
         is_chain=False,
         levels=((1, width), *[(min(most if beam is None else beam, most), width)] * (height - 1)),
     )
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The parameters of conf/drafter/base/chain.yaml."""
+
+    window: int
+
+    @property
+    def paths(self) -> list[Path]:
+        return chain_paths(self.window)
+
+
+@dataclass(frozen=True)
+class StaticTree:
+    """The parameters of conf/drafter/base/static_tree.yaml."""
+
+    tree: str | Sequence[Sequence[int]]  # see `parse`
+
+    @property
+    def paths(self) -> list[Path]:
+        return parse(self.tree)

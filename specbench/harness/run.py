@@ -73,9 +73,8 @@ class RunOutcome:
 
     def report(self) -> str:
         """The key values of the row as text, and the paths of the files."""
-        files = f"{self.folder.row}, {self.folder.sheet.name}"
-        ends = (("time spent", self.spent), ("files", files))
-        lines = [report_text.report(self.row, self.config), *(report_text.line(*end) for end in ends if end[1])]
+        files = f"{self.folder.row}, {self.folder.sheet.name}" + (f"; time spent {self.spent}" if self.spent else "")
+        lines = [report_text.report(self.row, self.config), report_text.line("files", files)]
         if self.nothing_left:
             lines.insert(0, f"nothing left to do: {self.config.images} images and their row are in {self.folder}")
         return "\n".join(lines)

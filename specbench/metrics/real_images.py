@@ -62,7 +62,7 @@ class Folder:
         return None
 
     @cached_property
-    def remarks(self) -> list[dict[str, str | int]]:
+    def files_with(self) -> list[dict[str, str | int]]:
         return image_files.counted([image_files.traits(path) for path in self._paths.values()])
 
 
@@ -70,7 +70,7 @@ class Archive:
     """The images arr_0 (N, H, W, 3) uint8 of an .npz, such as ADM's VIRTUAL_imagenet256_labeled.npz. If it also has mu
     and sigma, these are used: ADM's are from all training images of ImageNet, while arr_0 has 10,000 images."""
 
-    remarks: Sequence[Mapping[str, str | int]] = ()
+    files_with: Sequence[Mapping[str, str | int]] = ()
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, _text(path.name)
@@ -120,7 +120,7 @@ def _text(name: str) -> str:
 
 #: Real images. name: of their folder or file; names: of the images; files: a hash of their names and contents;
 #: blocks(): the images in the order of their names, in blocks; moments(metric): the mean (d,) and covariance (d, d)
-#: that are stored with the images, if they fit the metric's features, else None; remarks: on the images' files, see
+#: that are stored with the images, if they fit the metric's features, else None; files_with: on the images' files, see
 #: `image_files.counted`.
 ReferenceSource = Folder | Archive
 
@@ -181,7 +181,7 @@ def compute_statistics(metric: ComparedMetric, real: ReferenceSource, data: str,
         "folder": real.name,
         "images": n,
         "files": real.files,
-        "files_with": [dict(count) for count in real.remarks],
+        "files_with": [dict(count) for count in real.files_with],
         "moments": real.name if stored_moments else "",
         "cache_key": metric.cache_key,
         "crop": metric.options.get("crop"),

@@ -63,11 +63,12 @@ _IDENTITY = {
 #: Maximum share of a speed-up by which a change within the run may have moved it, see `timing.steadiness`.
 SHIFT_BOUND = 0.05
 
-#: The columns of _STATISTICS that hold text.
-_STRINGS = frozenset(
-    "baseline_run_id acceptance_by_depth accepted_histogram drafted_by_position acceptance_by_step emitted_log_ratio"
-    " timing_valid".split()
+#: Columns of lists, as JSON.
+LISTS = frozenset(
+    "acceptance_by_depth accepted_histogram drafted_by_position acceptance_by_step emitted_log_ratio remarks".split()
 )
+#: The columns of _STATISTICS that hold no number.
+_STRINGS = LISTS | {"baseline_run_id", "timing_valid"}
 #: Parameters that are not columns: file locations, and parameters that show in the columns that are filled.
 _NOT_IN_ROW = frozenset(
     "out data_dir metrics metrics_dir reference baseline workers ray_address log log_project log_dir".split()
@@ -257,9 +258,10 @@ _IN_DETAILS = frozenset(
     + [f"{m}_backend" for m in _FURTHER]
     + ["remarks"]
 )
-#: The columns of a CSV file. The others are in the JSON object of its last column, "details"; in a run's folder they
-#: are in details.json.
+#: The columns of a CSV file, and the others, which are in the JSON object of its last column, "details"; in a run's
+#: folder they are in details.json.
 MAIN = tuple(name for name in COLUMNS if name not in _IN_DETAILS)
+DETAILED = tuple(name for name in COLUMNS if name in _IN_DETAILS)
 #: Columns that a plug-in's metric may not fill: every row has them already.
 TAKEN = frozenset(METRICS) & {*_IDENTITY, *_STATISTICS, *_WHERE, "prompts_hash", "resolution", "tokens", "remarks"}
 

@@ -1,4 +1,4 @@
-"""Rows of runs in CSV files. An empty cell means: not measured. `sources.frame` gives them to pandas.
+"""Rows of runs in CSV files. An empty cell means: not measured. `collected.frame` gives them to pandas.
 
 A file has the columns of `MAIN` in which a row has a value. What remains is in the column "details", as a JSON object;
 in a run's folder, row.csv has no such column, and the object is details.json next to it.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from filelock import FileLock
 
 from specbench.config import parameters
 from specbench.errors import UsageError, decimal
-from specbench.rows.columns import COLUMNS, FLAGS, MAIN, NUMBERS, WORDS
+from specbench.rows.columns import COLUMNS, DETAILED, FLAGS, LISTS, MAIN, NUMBERS, WORDS
 from specbench.storage.csv_text import csv_lines, csv_text, other_separator, read_header
 from specbench.storage.files import content, write_atomically
 from specbench.storage.package import __version__
@@ -28,29 +29,39 @@ _DETAILS = "details"  # the column
 def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
     """Rows as CSV text. Raises ValueError for a key that is not a column."""
     cells = [as_cells(row) for row in rows]
-    if foreign := {name for row in cells for name in row} - COLUMNS.keys():
-        raise ValueError(f"{min(foreign)} is not a column of a row")
-    filled = [name for name in MAIN if name in KEYS or any(row.get(name) for row in cells)]
-    lines = [{name: row.get(name, "") for name in filled} | {_DETAILS: _json(details(row))} for row in cells]
+    filled = _filled(cells)
+    lines = [{name: row.get(name, "") for name in filled} | {_DETAILS: _json(_details(row))} for row in cells]
     return csv_text([*filled, _DETAILS], lines)
 
 
-def details(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What a row has besides the columns of `MAIN`, as values of JSON."""
-    values = {name: _value(name, _cell(row.get(name)), "the row") for name in COLUMNS if name not in MAIN}
-    return {name: _of_text(value) for name, value in values.items() if value is not None}
+def _filled(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """The columns of `MAIN` that rows of cells need. Raises ValueError for a key that is not a column."""
+    if foreign := {name for row in rows for name in row} - COLUMNS.keys():
+        raise ValueError(f"{min(foreign)} is not a column of a row")
+    return [name for name in MAIN if name in KEYS or any(row.get(name) for row in rows)]
 
 
-def _of_text(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, str) and value.startswith("[") else value
+def _details(cells: Mapping[str, str]) -> dict[str, Any]:
+    """The cells of `DETAILED` that are not empty, as values of JSON."""
+    values = {name: _value(name, cells.get(name, ""), "the row") for name in DETAILED}
+    return {name: _of_text(name, value) for name, value in values.items() if value is not None}
+
+
+def _of_text(name: str, value: Any) -> Any:
+    """A list of its JSON text. A damaged one stays as it is."""
+    if name in LISTS:
+        with suppress(RecursionError, ValueError):
+            return json.loads(value)
+    return value
 
 
 def write_run_row(folder: Path, row: Mapping[str, Any]) -> bool:
-    """Writes row.csv and details.json. Returns whether one of them changed."""
+    """Writes row.csv and details.json. Returns whether one of them changed. Raises ValueError for a key that is not a
+    column."""
     cells = as_cells(row)
-    filled = [name for name in MAIN if name in KEYS or cells.get(name)]
+    filled = _filled([cells])
     texts = {
-        DETAILS: "{\n" + ",\n".join(f' "{name}": {_json(value)}' for name, value in details(row).items()) + "\n}\n",
+        DETAILS: "{\n" + ",\n".join(f' "{name}": {_json(value)}' for name, value in _details(cells).items()) + "\n}\n",
         ROW: csv_text(filled, [{name: cells.get(name, "") for name in filled}]),
     }
     changed = False
@@ -107,10 +118,8 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     beside = path.with_name(DETAILS)
     lone = content(beside).decode(errors="replace") if path.name == ROW and beside.is_file() else ""
     expanded = [(number, _expanded(line, lone, f"{path}, line {number}")) for number, line in lines]
-    known = [name for name in columns if name != _DETAILS]
-    if foreign := [
-        name for name in dict.fromkeys([*known, *(n for _, line in expanded for n in line)]) if name not in COLUMNS
-    ]:
+    known = dict.fromkeys([*columns, *(name for _, line in expanded for name in line)])
+    if foreign := [name for name in known if name not in COLUMNS and name != _DETAILS]:
         labels = (label for _, cells in lines for label in cells.get("plugins", "").split("; "))
         raise UsageError(
             f"{path} has columns unknown to specbench {__version__} ({', '.join(foreign[:3])})"

@@ -14,8 +14,8 @@ Values = Mapping[str, Any]
 class Range:
     """A number that differs between rows, in their common sentence: "3 to 16", with the format of each."""
 
-    def __init__(self, numbers: Iterable[float]) -> None:
-        self.low, self.high = min(both := [*numbers]), max(both)
+    def __init__(self, numbers: Sequence[float]) -> None:
+        self.low, self.high = min(numbers), max(numbers)
 
     def __format__(self, spec: str) -> str:
         return f"{format(self.low, spec)} to {format(self.high, spec)}"
@@ -42,6 +42,11 @@ def joined(remarks: Iterable[Remark]) -> str:
         parts.append(text(remark) if remark.column and remark.column == before else said(remark))
         before = remark.column
     return "; ".join(parts)
+
+
+def of_column(remarks: Iterable[Remark], column: str) -> str:
+    """The sentences about a column, without its name; "" if there are none."""
+    return "; ".join(text(remark) for remark in remarks if remark.column == column)
 
 
 def common(remarks: Sequence[Remark]) -> str:
@@ -198,7 +203,7 @@ SENTENCES: dict[str, str | Callable[[Values], str]] = {
     "processes": _processes,
     "processes_differ": "the processes differ in {what}, the last one's is given",
     "smaller_batches": "memory was too small: some images were decoded in batches of {batch}",
-    "prompts_cut": "the text encoder cuts off the end of {cut} of {prompts} (up to {tokens} tokens)",
+    "prompts_cut": "prompts: the text encoder cuts off the end of {cut} of {prompts} (up to {tokens} tokens)",
     # degenerate images
     "flat": "{images} of {of} images are of one flat colour",
     "few_codes": "{images} of {of} images have few different codes (at most {share:.0%} of their codes)",

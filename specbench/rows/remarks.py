@@ -14,7 +14,7 @@ from specbench.config import parameters, protocols, variants
 from specbench.rows import timing
 from specbench.rows.journal import Record
 from specbench.rows.remark import Remark, remark, remarks_of
-from specbench.rows.remark_text import text
+from specbench.rows.remark_text import of_column
 from specbench.rows.shown import unsteady
 
 
@@ -82,7 +82,7 @@ def unread_remarks(unread: Iterable[int | None]) -> list[Remark]:
     counts = list(unread)
     if not (cut := [count for count in counts if count]):
         return []
-    return [remark("prompts_cut", "prompts", cut=len(cut), prompts=len(counts), tokens=max(cut))]
+    return [remark("prompts_cut", cut=len(cut), prompts=len(counts), tokens=max(cut))]
 
 
 def protocol_remarks(cfg: Mapping[str, Any]) -> list[Remark]:
@@ -125,9 +125,8 @@ def unmeasured(metrics: Iterable[str], row: Mapping[str, Any]) -> dict[str, str]
     """Metric -> why the row has no value in its first column."""
     remarks = remarks_of(row)
     columns = {name: parameters.metric_columns(name)[0] for name in metrics}
-    reasons = {name: "; ".join(text(r) for r in remarks if r.column == column) for name, column in columns.items()}
     return {
-        name: reasons[name] or "the row does not say why"
+        name: of_column(remarks, column) or "the row does not say why"
         for name, column in columns.items()
         if row.get(column) in (None, "")
     }

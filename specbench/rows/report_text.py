@@ -12,8 +12,8 @@ from specbench.rows import remark_text, summary
 from specbench.rows.columns import SHIFT_BOUND, stderr_of
 from specbench.rows.differences import Difference, differences, several
 from specbench.rows.journal import Record
-from specbench.rows.remark import remarks_of
-from specbench.rows.shown import is_biased, shown, unsteady
+from specbench.rows.remark import Remark, remarks_of
+from specbench.rows.shown import doubt, is_biased, shown
 
 _LEAST = 0.05  # seconds; shorter parts of a start are not listed
 
@@ -57,6 +57,7 @@ def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
         ("divergence", _divergence(row)),
         *((name, _metric(row, name, compared.get(name))) for name in _columns(cfg)),
         ("inconclusive", _inconclusive(row, cfg, compared.values())),
+        ("remarks", remark_text.joined(r for r in remarks_of(row) if not _is_said(r, row, cfg))),
     ]
     source = "/".join(filter(None, [row["data"], row["split"]]))
     per_prompt = cfg.get("images_per_prompt") or 1
@@ -87,7 +88,7 @@ def _seconds_saved(row: Mapping[str, Any]) -> str:
     cost = step_cost(row)
     if cost is not None and cost > 1 + SHIFT_BOUND:
         text += f"; a step takes {cost:.2f}x as long as vanilla's"
-    return text + ("; not valid, the speed-up was not steady" if unsteady(row) else "")
+    return f"{text}. {why}" if (why := doubt(row, faster)) else text
 
 
 def _divergence(row: Mapping[str, Any]) -> str:
@@ -95,16 +96,21 @@ def _divergence(row: Mapping[str, Any]) -> str:
     if row.get("emitted_kl") is not None:
         kl, tv = _value(row, "emitted_kl", digits=4), _value(row, "emitted_tv", digits=4)
         return f"{kl} nats of KL to the target per token, total variation {tv}"
-    return "; ".join(remark_text.text(remark) for remark in remarks_of(row) if remark.column == "emitted_kl")
+    return remark_text.of_column(remarks_of(row), "emitted_kl")
 
 
 def _metric(row: Mapping[str, Any], name: str, compared: Difference | None) -> str:
     """A metric's value with vanilla AR's and the interval of the difference, or why there is no value."""
     text = _value(row, name, digits=4)
     if row.get(name) is None:
-        reasons = [remark_text.text(remark) for remark in remarks_of(row) if remark.column == name]
-        return f"{text}: {'; '.join(reasons)}" if reasons else text
+        return ": ".join(filter(None, [text, remark_text.of_column(remarks_of(row), name)]))
     return f"{text}, {compared.sentences()[0]}" if compared else text
+
+
+def _is_said(remark: Remark, row: Mapping[str, Any], cfg: Mapping[str, Any]) -> bool:
+    """Whether another line of the report has this remark."""
+    why_empty = remark.column in _columns(cfg) and row.get(remark.column) is None
+    return why_empty or remark.column == "emitted_kl" or remark.code in ("biased", "unsteady")
 
 
 def _inconclusive(row: Mapping[str, Any], cfg: Mapping[str, Any], compared: Iterable[Difference]) -> str:

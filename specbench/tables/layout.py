@@ -304,11 +304,11 @@ def _said(column: Column, valued: Sequence[Row]) -> list[str]:
     alike: dict[tuple[Any, ...], list[Remark]] = {}
     for remark in (r for row in valued for r in remarks_of(row) if r.column == column.key):
         alike.setdefault(remark_text.kind(remark), []).append(remark)
-    lines = {
-        kind: "" if len(same) == len(valued) else f" ({len(same)} of {len(valued)} lines)"
-        for kind, same in alike.items()
-    }
-    return [remark_text.common(same) + lines[kind] for kind, same in alike.items()]
+    said = []
+    for same in alike.values():
+        count = "" if len(same) == len(valued) else f" ({len(same)} of {len(valued)} lines)"
+        said.append(remark_text.common(same) + count)
+    return said
 
 
 def doubts(table: Table, rows: Mapping[str, Row | None]) -> dict[tuple[str, str], str]:

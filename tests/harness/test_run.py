@@ -28,11 +28,11 @@ from specbench.harness import pipeline, run, sheet, worker
 from specbench.harness.pipeline import in_batches
 from specbench.metrics import Score
 from specbench.metrics.base import Images
-from specbench.rows import provenance, report_text
+from specbench.rows import provenance, remark_text, report_text, shown
 from specbench.rows.columns import COLUMNS, TIMED_COLUMNS
 from specbench.rows.csv_files import read_rows
 from specbench.rows.journal import Journal, pixel_digest, read_records
-from specbench.rows.remark import free
+from specbench.rows.remark import as_json, free, remark
 
 FAST = {"metrics": "none", "n": "6"}
 STEPS = [4, 5, 6, 7, 4, 5]  # steps of the fake's first six images
@@ -485,6 +485,16 @@ def test_the_report_names_what_was_written(bench: Bench) -> None:
     assert len(text.splitlines()) <= 10
     untimed = replace(bench.outcome, row=row | dict.fromkeys(("speedup_latency", "speedup_throughput"))).report()
     assert "6 pairs" not in untimed
+
+
+def test_a_report_marks_what_is_doubtful(bench: Bench) -> None:
+    row = bench.run() | {"timed_pairs": 3, "timing_valid": "false", "speedup_latency_stderr": None}
+    row["remarks"] = as_json([remark("not_timed"), remark("negative", "clip_score"), remark("biased", "fid")])
+    text = report_text.report(row, bench.outcome.config)
+    assert shown.doubt(row, "speedup_latency") in text
+    for told in (remark("not_timed"), remark("negative", "clip_score")):
+        assert remark_text.said(told) in text
+    assert "fid: " not in text  # told in another line
 
 
 def test_a_report_says_how_long_a_step_takes(bench: Bench) -> None:

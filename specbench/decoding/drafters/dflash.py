@@ -7,10 +7,9 @@ from the same distribution.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from specbench.decoding.loop import Drafter, NetworkPass, StepResult, last_token
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Distributions, Sampling, draw, sample_distinct
 from specbench.decoding.shape import DraftShape
-from specbench.decoding.trees import Path, chain_paths, parse
+from specbench.decoding.trees import Chain, Path, StaticTree
 from specbench.decoding.trees import build as build_tree
 from specbench.decoding.verify import DRAFT, Draft
 from specbench.engine.masks import TreeMask
@@ -163,14 +162,11 @@ def _shape(paths: Sequence[Path]) -> DraftShape:
 
 
 @dataclass(frozen=True)
-class _Drafted(ABC):
-    """The common parameter of conf/drafter/dflash.yaml and dflash_tree.yaml. paths: of the draft."""
+class _Drafted:
+    """The parameters of conf/drafter/base/dflash.yaml. paths: of the draft."""
 
+    paths: ClassVar[Any]
     draft_sampling: str
-
-    @property
-    @abstractmethod
-    def paths(self) -> list[Path]: ...
 
     @property
     def shape(self) -> DraftShape:
@@ -181,22 +177,10 @@ class _Drafted(ABC):
 
 
 @dataclass(frozen=True)
-class DFlashChain(_Drafted):
+class DFlashChain(Chain, _Drafted):
     """The parameters of conf/drafter/dflash.yaml."""
-
-    window: int
-
-    @property
-    def paths(self) -> list[Path]:
-        return chain_paths(self.window)
 
 
 @dataclass(frozen=True)
-class DFlashTree(_Drafted):
+class DFlashTree(StaticTree, _Drafted):
     """The parameters of conf/drafter/dflash_tree.yaml."""
-
-    tree: Any
-
-    @property
-    def paths(self) -> list[Path]:
-        return parse(self.tree)

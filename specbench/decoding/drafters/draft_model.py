@@ -13,8 +13,8 @@ from specbench.decoding.loop import Drafter, NetworkPass, StepResult, last_token
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.shape import DraftShape
+from specbench.decoding.trees import Chain
 from specbench.decoding.trees import build as build_tree
-from specbench.decoding.trees import chain_paths
 from specbench.decoding.verify import DRAFT, Draft
 from specbench.engine.state import Buffers, put, within
 
@@ -75,15 +75,12 @@ class DraftModel:
         pass  # its cache is indexed by position: rejected entries are overwritten
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The parameters of conf/drafter/draft_model.yaml."""
-
-    window: int
+class Choice(Chain):
+    """conf/drafter/draft_model.yaml."""
 
     @property
     def shape(self) -> DraftShape:
-        return DraftShape(build_tree(chain_paths(self.window)), passes=self.window)
+        return DraftShape(build_tree(self.paths), passes=self.window)
 
     def build(self, model: Any) -> Drafter:
         return DraftModel(model.drafter_network("draft_model"), self.window)

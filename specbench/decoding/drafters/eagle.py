@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,7 +13,7 @@ from specbench.decoding.loop import Drafter, NetworkPass, StepResult, last_token
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Distributions, Sampling, draw, sample_distinct
 from specbench.decoding.shape import DraftShape
-from specbench.decoding.trees import Path, Tree, chain_paths, parse
+from specbench.decoding.trees import Chain, Path, StaticTree, Tree
 from specbench.decoding.trees import build as build_tree
 from specbench.decoding.verify import DRAFT, Draft
 from specbench.engine.masks import TreeMask
@@ -279,14 +278,11 @@ def static_shape(paths: Sequence[Path]) -> DraftShape:
     return DraftShape(tree, passes=tree.height)
 
 
-class _Drafted(ABC):
+class _Drafted:
     """EAGLE on a static draft. paths: of the draft; network: the drafter whose file declares the network."""
 
+    paths: ClassVar[Any]
     network: ClassVar = "eagle"
-
-    @property
-    @abstractmethod
-    def paths(self) -> list[Path]: ...
 
     @property
     def shape(self) -> DraftShape:
@@ -296,26 +292,12 @@ class _Drafted(ABC):
         return Eagle(model.drafter_network(self.network), self.paths)
 
 
-@dataclass(frozen=True)
-class EagleChain(_Drafted):
-    """The parameters of conf/drafter/eagle.yaml."""
-
-    window: int
-
-    @property
-    def paths(self) -> list[Path]:
-        return chain_paths(self.window)
+class EagleChain(Chain, _Drafted):
+    """conf/drafter/eagle.yaml."""
 
 
-@dataclass(frozen=True)
-class EagleTree(_Drafted):
-    """The parameters of conf/drafter/eagle_tree.yaml."""
-
-    tree: Any
-
-    @property
-    def paths(self) -> list[Path]:
-        return parse(self.tree)
+class EagleTree(StaticTree, _Drafted):
+    """conf/drafter/eagle_tree.yaml."""
 
 
 class Eagle3Chain(EagleChain):

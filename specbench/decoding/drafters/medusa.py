@@ -14,7 +14,7 @@ from specbench.decoding.loop import Drafter, NetworkPass, StepResult, last_token
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.shape import DraftShape
-from specbench.decoding.trees import Path, in_order, parse
+from specbench.decoding.trees import Path, StaticTree, in_order
 from specbench.decoding.trees import build as build_tree
 from specbench.decoding.verify import Draft
 from specbench.engine.ops import take
@@ -87,15 +87,12 @@ def _shape(paths: Sequence[Path]) -> DraftShape:
     return DraftShape(build_tree(paths), passes=1)
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The parameters of conf/drafter/medusa.yaml."""
-
-    tree: Any
+class Choice(StaticTree):
+    """conf/drafter/medusa.yaml."""
 
     @property
     def shape(self) -> DraftShape:
-        return _shape(parse(self.tree))
+        return _shape(self.paths)
 
     def build(self, model: Any) -> Drafter:
-        return Medusa(model.drafter_network("medusa"), parse(self.tree))
+        return Medusa(model.drafter_network("medusa"), self.paths)
