@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench.cli.including import report_faults
 from specbench.config import command_line, configuration
+from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class RunResult:
 
     folder: Path
     row: Mapping[str, Any]
-    config: Mapping[str, Any]
+    config: RunConfig
 
     @cached_property
     def _records(self) -> list[Record]:
@@ -273,7 +274,8 @@ class LoadedModel:
         from specbench.rows import remark_text
         from specbench.rows.remarks import unread_remarks
 
-        cfg = {**configuration.compose(_overrides(method, {**self._values, **values, "seed": seed})), "batch": 1}
+        arguments = _overrides(method, {**self._values, **values, "seed": seed})
+        cfg = configuration.compose(arguments).changed(batch=1)
         pipeline = self._built(cfg)
         for remark in unread_remarks(map(pipeline.unread_tokens, texts)):
             say(remark_text.said(remark))
@@ -285,11 +287,11 @@ class LoadedModel:
         pixels, seconds = pipeline.pixels(decoded.tokens), decoded.seconds
         return DecodedPrompts(texts, cfg, pixels, tokens, steps, drafted, accepted, seconds, decoded.trace)
 
-    def _built(self, cfg: Mapping[str, Any]) -> Any:
+    def _built(self, cfg: RunConfig) -> Any:
         from specbench.harness.pipeline import Pipeline
         from specbench.harness.run import check
 
-        key = json.dumps({**cfg, "seed": None}, sort_keys=True)
+        key = json.dumps(cfg.plain() | {"seed": None}, sort_keys=True)
         if self._pipeline[0] != key:
             check(cfg)
             self._pipeline = key, Pipeline.assemble(cfg, self.device, self._model)
@@ -301,7 +303,7 @@ class DecodedPrompts:
     """B images that were decoded together: pixels (B, H, W, 3) uint8; the others as in `specbench.decoding.Decoded`."""
 
     prompts: Sequence[str]
-    config: Mapping[str, Any] = field(repr=False)
+    config: RunConfig = field(repr=False)
     pixels: np.ndarray = field(repr=False)
     tokens: np.ndarray = field(repr=False)
     steps: np.ndarray

@@ -80,7 +80,7 @@ def call(
     monkeypatch.setattr(run, "_load_pipeline", FakePipeline)
     monkeypatch.setattr(run, "check", lambda cfg, elsewhere=False: None)
     check_prompts = run.check_prompts  # official tokenizers are not here
-    monkeypatch.setattr(run, "check_prompts", lambda c, i: None if c["weights"] == "official" else check_prompts(c, i))
+    monkeypatch.setattr(run, "check_prompts", lambda c, i: None if c.weights == "official" else check_prompts(c, i))
     monkeypatch.setattr(registry, "weights_here", lambda cfg: None)
 
     def run_it(*words: str) -> tuple[int, str, str]:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from specbench.config import configuration
+from specbench.config.run_config import RunConfig
 from specbench.decoding.batch import Decoded
 from specbench.decoding.trace import Trace
 from specbench.harness import run
@@ -59,11 +60,9 @@ class FakePipeline:
     tokens_per_image = TOKENS
     device = torch.device("cpu")
 
-    def __init__(
-        self, cfg: Mapping[str, Any], delay: float = 0.0, log: Path | None = None, empty: bool = False
-    ) -> None:
-        self.model, self.cfg, self.delay, self.log = cfg["model"], cfg, delay, log
-        self.empty = empty or cfg["drafter"] == "none"
+    def __init__(self, cfg: RunConfig, delay: float = 0.0, log: Path | None = None, empty: bool = False) -> None:
+        self.model, self.cfg, self.delay, self.log = cfg.model, cfg, delay, log
+        self.empty = empty or cfg.drafter == "none"
         self.passes = 0 if self.empty else shape_of(cfg).passes
         self.decoded: list[tuple[str, int]] = []  # (vanilla or method, prompt index), warm-up included
 

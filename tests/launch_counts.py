@@ -150,7 +150,7 @@ def counted(on_shapes: Shapes) -> dict[str, Any]:
 def count_trajectory(cfg: Mapping[str, Any]) -> int:
     """Launches of one step of the diffusion head of a configuration of continuous tokens: the difference between
     trajectories of five steps and of four, for one token of one image."""
-    few, more = (_of_trajectory({**cfg, "diffusion_steps": steps, "drafter": "none"}) for steps in (4, 5))
+    few, more = (_of_trajectory(cfg.changed(diffusion_steps=steps, drafter="none")) for steps in (4, 5))
     return more - few
 
 

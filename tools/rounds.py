@@ -35,6 +35,7 @@ from specbench import data
 from specbench.bench.benchmark_rows import OF_PROBE, WHERE, complete
 from specbench.bench.distributions import load
 from specbench.config import configuration
+from specbench.config.run_config import RunConfig
 from specbench.decoding.emitted import distances
 from specbench.decoding.rules import Band, Rule, cool, exact, uniform
 from specbench.decoding.rules.band import log_ratios
@@ -192,16 +193,16 @@ class _Watched(TokenWise):
         return rounds
 
 
-def measure(cfg: Mapping[str, Any], strengths: Sequence[float]) -> list[dict[str, Any]]:
+def measure(cfg: RunConfig, strengths: Sequence[float]) -> list[dict[str, Any]]:
     """The results of a checked configuration with a drafter of chains: exact decoding of its `n` images, verified token
     by token and by block at every length up to the draft's; and, if `strengths` are given, replayed under UniformRSD,
     Cool-SD and bands of these strengths."""
-    pipeline = load({**cfg, "emitted_draws": 0})
+    pipeline = load(cfg.changed(emitted_draws=0))
     shape = pipeline.config.drafter.shape
-    if not shape.tree.is_chain or shape.carries_over or cfg["temperature"] == 0:
+    if not shape.tree.is_chain or shape.carries_over or cfg.temperature == 0:
         raise UsageError(
-            f"rounds can be replayed for chains that are sampled again in every step, and drafter={cfg['drafter']} at"
-            f" temperature={cfg['temperature']:g} has none: choose draft_model, eagle or eagle3"
+            f"rounds can be replayed for chains that are sampled again in every step, and drafter={cfg.drafter} at"
+            f" temperature={cfg.temperature:g} has none: choose draft_model, eagle or eagle3"
         )
     watched = _Watched()
     watching = replace(pipeline.config, verification=watched)
@@ -210,8 +211,8 @@ def measure(cfg: Mapping[str, Any], strengths: Sequence[float]) -> list[dict[str
     )
     images = []
     with torch.inference_mode():
-        for item in tqdm(data.load(cfg), desc="rounds", unit="image"):
-            watched_pipeline.decode(watched_pipeline.encode([item.prompt]), [(cfg["seed"], item.index)])
+        for item in tqdm(data.load(cfg.prompts), desc="rounds", unit="image"):
+            watched_pipeline.decode(watched_pipeline.encode([item.prompt]), [(cfg.seed, item.index)])
             images.append(_Image.of(watched.rounds(), relaxed=bool(strengths)))
     rows = [*_exact(images), *(_relaxed(images, strengths) if strengths else ())]
     common = {"images": len(images), "weights": pipeline.weights, "window": shape.height}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import pickle
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -28,11 +28,11 @@ from specbench.audit.models import TabularModel
 from specbench.audit.tabular import TabularDrafter
 from specbench.audit.thresholds import MARGIN
 from specbench.audit.verdicts import Counted, Exercised, LargestDistance, Progress, in_stages, of_first_draft
+from specbench.config.run_config import RunConfig
 from specbench.decoding.batch import Decoded
 from specbench.decoding.emitted import Emitted
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.sampling import Sampling
 from specbench.decoding.trace import Trace
 from specbench.decoding.verify.token import TokenWise
 from specbench.engine.graph import Eager
@@ -40,7 +40,7 @@ from specbench.engine.ops import Kernels
 from specbench.engine.state import on_device
 from specbench.errors import RunError
 from specbench.harness import processes
-from specbench.harness.method import build_method
+from specbench.harness.method import build_method, sampling_of
 from specbench.storage import origin
 from specbench.storage.package import __version__
 
@@ -55,7 +55,7 @@ _MOST_TERMS = 1 << 9  # sequences of rejected candidates at a node, at most
 _DIED = "a process of the audit died, probably because memory ran out: use audit.workers=1"
 
 
-def assemble(cfg: Mapping[str, Any], model: Subject, device: torch.device = CPU) -> Method | DensityMethod:
+def assemble(cfg: RunConfig, model: Subject, device: torch.device = CPU) -> Method | DensityMethod:
     """The method of a checked configuration on a model, which decodes on `device`. Tables have no guidance, so their
     cfg_scale is always 1.
 
@@ -64,8 +64,10 @@ def assemble(cfg: Mapping[str, Any], model: Subject, device: torch.device = CPU)
     """
     if isinstance(model, DensityPair):
         return densities.assemble(cfg, device)
-    sampling, on_device_model = Sampling.from_config(cfg, cfg["cfg_scale"] if model.guided else 1.0), model.on(device)
-    config = build_method({**cfg, "emitted_draws": 0}, on_device_model, on_device_model.drafter(cfg), sampling)
+    sampling, on_device_model = sampling_of(cfg), model.on(device)
+    if not model.guided:
+        sampling = replace(sampling, cfg_scale=1.0)
+    config = build_method(cfg.changed(emitted_draws=0), on_device_model, on_device_model.drafter(cfg), sampling)
     return Method(cfg, config, device, _fused(device))
 
 
@@ -119,7 +121,7 @@ class Method:
     """A decoding method on a model of discrete tokens. cfg: its flat parameters; kernels: compute its steps on
     `device`, if given."""
 
-    cfg: Mapping[str, Any]
+    cfg: RunConfig
     config: DecoderConfig
     device: torch.device = CPU
     kernels: Kernels | None = None
@@ -222,7 +224,7 @@ class Method:
 class Measurement:
     """The measurement of a checked configuration on a model; samples: sequences."""
 
-    cfg: Mapping[str, Any]
+    cfg: RunConfig
     model: Subject
     samples: int
     seed: int
@@ -249,7 +251,7 @@ def _measured_by_processes(jobs: Sequence[Measurement], workers: int, progress: 
     pickled = {id(job.model): pickle.dumps(job.model) for job in jobs}
     with processes.pool(workers, RunError(_DIED)) as pool:
         futures = [
-            pool.submit(_measured_elsewhere, pickled[id(job.model)], dict(job.cfg), job.samples, job.seed, job.margin)
+            pool.submit(_measured_elsewhere, pickled[id(job.model)], job.cfg, job.samples, job.seed, job.margin)
             for job in jobs  # on the CPU: a device has one process
         ]
         for job, future in zip(jobs, futures, strict=True):
@@ -264,7 +266,7 @@ def _loaded(model: bytes) -> Subject:
     return loaded
 
 
-def _measured_elsewhere(model: bytes, cfg: Mapping[str, Any], *fields: Any) -> dict[str, Any]:
+def _measured_elsewhere(model: bytes, cfg: RunConfig, *fields: Any) -> dict[str, Any]:
     return _measured(Measurement(cfg, _loaded(model), *fields))
 
 

@@ -13,6 +13,7 @@ from specbench.audit.models import Subject
 from specbench.audit.thresholds import FURTHER, LEVEL, ROUNDING
 from specbench.audit.verdicts import REJECTION, Exercised
 from specbench.config import parameters
+from specbench.config.run_config import RunConfig
 
 _AFTER = 2  # tokens that a sequence needs after a draft, so that the draft is refilled or has a bonus token
 _PARTS = ("drafter", "rule")
@@ -32,23 +33,23 @@ _FORMATS = {
 }
 
 
-def described(cfg: Mapping[str, Any], model: Subject | DensityPair) -> dict[str, Any]:
+def described(cfg: RunConfig, model: Subject | DensityPair) -> dict[str, Any]:
     """The columns that describe a method on a model."""
     sampling_names = [*(densities if isinstance(model, DensityPair) else models).SAMPLING]
     if not isinstance(model, DensityPair) and model.guided:
         sampling_names.append("cfg_scale")
-    declared = frozenset().union(*(parameters.declared(part, cfg[part]) for part in parameters.PARTS))
+    declared = frozenset().union(*(parameters.declared(part, getattr(cfg, part)) for part in parameters.PARTS))
     declared -= {"drafter", "rule", "drafter_weights"}  # an audit's models have their own drafters
-    declared -= {"verification"} if cfg["verification"] == "token" else set()
+    declared -= {"verification"} if cfg.verification == "token" else set()
     only_if_set = ("entropy_temperature", "top_n_sigma")
     sampling = [name for name in sampling_names if name not in only_if_set or cfg.get(name) is not None]
-    texts = {name: v if isinstance(v, str) else json.dumps(v, separators=(",", ":")) for name, v in cfg.items()}
+    texts = {name: v if isinstance(v, str) else json.dumps(v, separators=(",", ":")) for name, v in cfg.plain().items()}
     return {
-        "method": cfg["method"],
-        "drafter": cfg["drafter"],
-        "rule": cfg["rule"],
-        "variant": cfg.get("variant"),
-        "plugins": "; ".join(parameters.plugins_of(cfg)) or None,
+        "method": cfg.method,
+        "drafter": cfg.drafter,
+        "rule": cfg.rule,
+        "variant": cfg.variant,
+        "plugins": "; ".join(parameters.plugins_of(cfg.plain())) or None,
         "parameters": " ".join(f"{name}={v}" for name, v in texts.items() if name in declared or name in sampling),
     }
 

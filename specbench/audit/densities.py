@@ -24,6 +24,7 @@ from torch import Tensor
 from specbench.audit import recipes, statistics
 from specbench.audit.recipes import DensityRecipe
 from specbench.audit.verdicts import Counted, Exercised, Progress, of_first_draft
+from specbench.config.run_config import RunConfig
 from specbench.decoding.continuous import ContinuousRule, ContinuousSession, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.engine.ops import linear, take
@@ -186,7 +187,7 @@ def compare(a: Sequences, b: Sequences) -> tuple[float, float]:
 class DensityMethod:
     """The decoding method; cfg: its flat parameters."""
 
-    cfg: Mapping[str, Any]
+    cfg: RunConfig
     rule: ContinuousRule
     device: torch.device
 
@@ -237,7 +238,7 @@ class DensityMethod:
         return Counted(first, per_step, exercised, columns)
 
 
-def assemble(cfg: Mapping[str, Any], device: torch.device = _CPU) -> DensityMethod:
+def assemble(cfg: RunConfig, device: torch.device = _CPU) -> DensityMethod:
     """The method of a checked configuration. These models have no guidance, and their own number of diffusion steps;
     alone, the target samples one token per pass. Raises UsageError for parameters that do not fit together."""
     return DensityMethod(cfg, continuous_rule(cfg), device)

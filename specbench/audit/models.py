@@ -24,6 +24,7 @@ from specbench.audit.tabular import (
     random_tables,
 )
 from specbench.config import registry
+from specbench.config.run_config import RunConfig
 from specbench.decoding.loop import Drafter, Target
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, parse
@@ -67,7 +68,7 @@ class Subject(Protocol):
     @property
     def target(self) -> Target: ...
 
-    def drafter(self, cfg: Mapping[str, Any]) -> Drafter:
+    def drafter(self, cfg: RunConfig) -> Drafter:
         """The real drafter of a configuration. If it needs a network, the model's own drafter replaces it."""
         ...
 
@@ -117,19 +118,19 @@ class TabularModel:
     def target(self) -> Target:
         return TabularTarget(self.p)
 
-    def drafter(self, cfg: Mapping[str, Any]) -> Drafter:
+    def drafter(self, cfg: RunConfig) -> Drafter:
         """The draft tables, in the shape of its drafts, replace a drafter that needs a network: sampled or, for Medusa,
         EAGLE-2 and draft_sampling=deterministic, deterministic."""
-        name = cfg["drafter"]
+        name = cfg.drafter
         chosen = name == "medusa" or cfg.get("draft_sampling") == "deterministic"
         if not registry.drafter_network(name):
             return build_drafter(cfg, None)
         if "nodes" in cfg:
-            shape = self.q, cfg["nodes"], cfg["depth"], cfg["width"], cfg["ranking"]
-            return TabularVVS(*shape, cfg["interval"]) if "interval" in cfg else TabularGrower(*shape)
+            shape = self.q, cfg.own["nodes"], cfg.own["depth"], cfg.own["width"], cfg.own["ranking"]
+            return TabularVVS(*shape, cfg.own["interval"]) if "interval" in cfg else TabularGrower(*shape)
         if "tree" in cfg:
-            return TabularDrafter(self.q, parse(cfg["tree"]), chosen)
-        return TabularDrafter(self.q, chain_paths(cfg["window"]), chosen)
+            return TabularDrafter(self.q, parse(cfg.own["tree"]), chosen)
+        return TabularDrafter(self.q, chain_paths(cfg.own["window"]), chosen)
 
     def prompts(self, rows: int) -> Any:
         return None

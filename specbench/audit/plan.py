@@ -96,12 +96,12 @@ def measured(plan: AuditPlan) -> Iterator[dict[str, Any]]:
         closing(audit.measured(list(first.values()), workers, bar.update)) as decoded,
     ):
         for key, job in zip(keys, jobs, strict=True):
-            bar.set_description(f"{job.cfg['method']} on {job.model.name}")
+            bar.set_description(f"{job.cfg.method} on {job.model.name}")
             if key not in by_key:
                 by_key[key] = next(decoded)
             row = by_key[key]
-            if (row["method"], row["variant"]) != (job.cfg["method"], job.cfg.get("variant")):
-                source = name_of(row) if row["method"] == job.cfg["method"] else row["method"]
+            if (row["method"], row["variant"]) != (job.cfg.method, job.cfg.variant):
+                source = name_of(row) if row["method"] == job.cfg.method else row["method"]
                 row = {**row, **described(job.cfg, job.model), "same_as": source}
             rows.append(row)
             if plan.out is not None:
@@ -171,7 +171,7 @@ def kinds_of(arguments: Sequence[str]) -> list[bool]:
     """The kinds of tokens that the method of these arguments is for: discrete (False) or continuous (True). Vanilla is
     for both."""
     chosen = {_key(argument): argument.partition("=")[2] for argument in arguments}
-    method = chosen.get("method") or str(configuration.compose()["method"])
+    method = chosen.get("method") or configuration.compose().method
     drafter, rule = ({**parameters.method_choices(method), **chosen}.get(group, "") for group in ("drafter", "rule"))
     kinds = [parameters.kind(*part) for part in (("drafter", drafter), ("rule", rule))]
     if kinds == ["any", "any"]:
@@ -226,7 +226,7 @@ def _configuration(arguments: Sequence[str], continuous: bool) -> RunConfig:
         base = configuration.compose(
             [argument for argument in arguments if _key(argument) in ("method", "rule", "verification")]
         )
-        if registry.drafter_network(base["drafter"]):
+        if registry.drafter_network(base.drafter):
             if "window" in keys and "window" not in base:
                 return configuration.compose([*arguments, f"drafter={_CHAIN}"])
             if "tree" in keys and "tree" not in base:
@@ -300,7 +300,7 @@ def presets(
             continue
         if argument not in refused:
             cfg, model = jobs[0]
-            _fitting([f"method={cfg['method']}", *parts, argument], model)  # raises: no preset has it
+            _fitting([f"method={cfg.method}", *parts, argument], model)  # raises: no preset has it
         raise refused[argument]
     for note in notes:
         say(f"specbench: {note}")

@@ -6,12 +6,13 @@ uses drafts of several sizes well below the length of a sequence, and on long se
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from specbench.audit.densities import DensityPair
 from specbench.audit.models import Subject, TabularModel
 from specbench.config import parameters, registry
+from specbench.config.run_config import RunConfig
 from specbench.decoding.trees import parse
 from specbench.harness.method import continuous_rule
 
@@ -71,20 +72,20 @@ _DENSITIES: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 
 
-def is_exact(cfg: Mapping[str, Any]) -> bool:
+def is_exact(cfg: RunConfig) -> bool:
     """Whether a method is meant to be lossless."""
-    return cfg["rule"] == "exact" and not any(cfg.get(name) in values for name, values in _RELAXED.items())
+    return cfg.rule == "exact" and not any(cfg.get(name) in values for name, values in _RELAXED.items())
 
 
-def meaningful(cfg: Mapping[str, Any], model: Subject) -> bool:
+def meaningful(cfg: RunConfig, model: Subject) -> bool:
     """Whether an audit of all models includes this one; see `_NEARNESS`. Real models are audited only with exact rules,
     since their drafters, not their rules, differ from the tables'."""
     if not isinstance(model, TabularModel):
-        return is_exact(cfg) or cfg["drafter"] == "medusa"
-    return model.vocab >= _FEWEST or not (cfg["rule"] in _NEARNESS or cfg["rule"] == "typical")
+        return is_exact(cfg) or cfg.drafter == "medusa"
+    return model.vocab >= _FEWEST or not (cfg.rule in _NEARNESS or cfg.rule == "typical")
 
 
-def variants(cfg: Mapping[str, Any], given_keys: set[str], model: Subject) -> Iterator[list[str]]:
+def variants(cfg: RunConfig, given_keys: set[str], model: Subject) -> Iterator[list[str]]:
     """The additional arguments of every audit of a method on a model. cfg: the method's configuration; given_keys: the
     keys of the arguments that it was composed from."""
     fixed = [*_rule(cfg, given_keys, model), *_real(cfg, given_keys, model), *_interval(cfg, given_keys, model)]
@@ -96,7 +97,7 @@ def variants(cfg: Mapping[str, Any], given_keys: set[str], model: Subject) -> It
         yield [*fixed, *drafts[-1], *sampled]
 
 
-def of_densities(cfg: Mapping[str, Any], given_keys: set[str], model: DensityPair) -> Iterator[list[str]]:
+def of_densities(cfg: RunConfig, given_keys: set[str], model: DensityPair) -> Iterator[list[str]]:
     """Like `variants`, for a model of continuous tokens. A rule that is not exact is refuted by any draft."""
     yield []
     rule = continuous_rule(cfg)
@@ -105,27 +106,27 @@ def of_densities(cfg: Mapping[str, Any], given_keys: set[str], model: DensityPai
             yield [argument for argument in arguments if argument.split("=")[0] not in given_keys]
 
 
-def _rule(cfg: Mapping[str, Any], given_keys: set[str], model: Subject) -> Iterator[str]:
+def _rule(cfg: RunConfig, given_keys: set[str], model: Subject) -> Iterator[str]:
     """The neighbourhood of a rule that uses distances between codes: less than half of the vocabulary."""
-    name = _NEARNESS.get(cfg["rule"])
+    name = _NEARNESS.get(cfg.rule)
     if name and name not in given_keys:
         most = max(2 if name == "group" else 1, (model.vocab - 1) // 2)
-        if cfg[name] > most:
+        if cfg.own[name] > most:
             yield f"{name}={most}"
-    if cfg["rule"] == "gsd" and "distance" not in given_keys:
+    if cfg.rule == "gsd" and "distance" not in given_keys:
         yield f"distance={_APART}"
 
 
-def _real(cfg: Mapping[str, Any], given_keys: set[str], model: Subject) -> Iterator[str]:
+def _real(cfg: RunConfig, given_keys: set[str], model: Subject) -> Iterator[str]:
     """For real models: the rule under which the heads of Medusa are lossless, and guidance."""
     if not isinstance(model, TabularModel):
-        if cfg["rule"] == "typical" and "rule" not in given_keys:
+        if cfg.rule == "typical" and "rule" not in given_keys:
             yield "rule=exact"
         if model.guided and "cfg_scale" not in given_keys:
             yield "cfg_scale=2.0"
 
 
-def _interval(cfg: Mapping[str, Any], given_keys: set[str], model: Subject) -> Iterator[str]:
+def _interval(cfg: RunConfig, given_keys: set[str], model: Subject) -> Iterator[str]:
     """The positions without drafts at the end of an image: at most a fifth of a sequence, if the preset's value would
     be most of it."""
     end = cfg.get("plain_from")
@@ -133,14 +134,14 @@ def _interval(cfg: Mapping[str, Any], given_keys: set[str], model: Subject) -> I
         yield f"plain_from=-{max(1, model.length // 5)}"
 
 
-def _drafts(cfg: Mapping[str, Any], given_keys: set[str], model: Subject) -> Iterator[tuple[str, ...]]:
+def _drafts(cfg: RunConfig, given_keys: set[str], model: Subject) -> Iterator[tuple[str, ...]]:
     if given_keys & {*SHAPE, *_OF_WINDOW}:
         return
-    declared = parameters.declared("drafter", cfg["drafter"])
+    declared = parameters.declared("drafter", cfg.drafter)
     length = model.length
     short, long = 2, length // 2
     lengths = sorted({short, long, *([3] if length == 5 else [])})
-    if "window" in declared and "width" in declared and cfg["width"] > 1:
+    if "window" in declared and "width" in declared and cfg.own["width"] > 1:
         yield ("window=3", "width=2", "depth=2")
         if long > 3:
             yield (f"window={max(long, 6)}", "width=2", "depth=3")
@@ -158,25 +159,26 @@ def _drafts(cfg: Mapping[str, Any], given_keys: set[str], model: Subject) -> Ite
     else:
         return
     # a relaxed rule is refuted by any draft
-    if length >= _LONG and cfg.get("window", 1) < length and is_exact(cfg):
+    if length >= _LONG and cfg.own.get("window", 1) < length and is_exact(cfg):
         yield ()
-    yield from _WINDOWS.get((cfg["method"], model.name), ())
+    yield from _WINDOWS.get((cfg.method, model.name), ())
 
 
-def _trees(cfg: Mapping[str, Any], given_keys: set[str], model: Subject) -> Iterator[tuple[str, ...]]:
+def _trees(cfg: RunConfig, given_keys: set[str], model: Subject) -> Iterator[tuple[str, ...]]:
     yield (f"tree={_FORK}",)
-    if model.length >= 2 * _SHORT and cfg["rule"] in ("exact", "typical"):
+    if model.length >= 2 * _SHORT and cfg.rule in ("exact", "typical"):
         yield (f"tree={_BUSH}",)
     # relaxed rules on chains: the case of Theorem 2
-    if cfg["rule"] not in ("exact", "typical") and "drafter" not in given_keys and isinstance(model, TabularModel):
+    if cfg.rule not in ("exact", "typical") and "drafter" not in given_keys and isinstance(model, TabularModel):
         yield ("drafter=eagle", f"window={max(2, model.length // 2)}")
 
 
-def same_drafts(cfg: Mapping[str, Any]) -> tuple[Any, ...]:
+def same_drafts(cfg: RunConfig) -> tuple[Any, ...]:
     """A key of the sequences that a method gives on draft tables: presets with equal keys are audited once."""
     named = ("method", "variant", "drafter", "drafter_weights")
-    drafter, parameters_left = cfg["drafter"], {name: value for name, value in cfg.items() if name not in named}
-    if registry.drafter_network(drafter):
+    drafter: str | tuple[str, str] = cfg.drafter
+    parameters_left = {name: value for name, value in cfg.plain().items() if name not in named}
+    if registry.drafter_network(cfg.drafter):
         kind = next(name for name in ("nodes", "tree", "window") if name in cfg)
         drafter = (kind, "medusa" if drafter == "medusa" else "")
         if "tree" in parameters_left:

@@ -55,7 +55,7 @@ def filtered(logits: Tensor, sampling: Sampling) -> Tensor:
     size = logits.shape[-1]
     if sampling.temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(-1), size).double()
-    curve = sampling.entropy
+    curve = sampling.entropy_temperature
     scaled = logits.float() / (sampling.temperature if curve is None else 1)
     ordered, index = scaled.sort(dim=-1, descending=True, stable=True)
     stays = torch.ones_like(ordered, dtype=torch.bool)

@@ -21,6 +21,7 @@ from specbench.audit import recipes
 from specbench.audit.statistics import Marginal, filtered, of_sequence
 from specbench.audit.tabular import Tables
 from specbench.config import registry
+from specbench.config.run_config import RunConfig
 from specbench.decoding.loop import Drafter
 from specbench.decoding.sampling import Sampling
 from specbench.errors import UsageError
@@ -112,7 +113,7 @@ class TinyModel:
         """An untrained draft model."""
         return _TARGETS[self.name](1)
 
-    def drafter(self, cfg: Mapping[str, Any]) -> Drafter:
+    def drafter(self, cfg: RunConfig) -> Drafter:
         return build_drafter(cfg, self)
 
     def prompts(self, rows: int) -> Conditioning | Prompts:

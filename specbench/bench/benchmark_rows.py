@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specbench.config import parameters, plugins
+from specbench.config.run_config import RunConfig
 from specbench.rows import provenance
 from specbench.storage import origin
 from specbench.storage.csv_text import RowFile
@@ -133,15 +134,15 @@ ROWS = RowFile(COLUMNS, "benchmarks")
 PROBES = RowFile(PROBE_COLUMNS, "probes")
 
 
-def row(cfg: Mapping[str, Any], values: Mapping[str, Any], forced: float | None = None) -> dict[str, Any]:
+def row(cfg: RunConfig, values: Mapping[str, Any], forced: float | None = None) -> dict[str, Any]:
     """The row of a benchmarked configuration, from the values of `measure.measure`."""
     parts = [p for p in parameters.table() if p in cfg and p in _described()]
-    parts = [p for p in parts if p != "drafter_weights" or cfg[p]]
-    parts = [p for p in parts if p != "verification" or cfg[p] != "token"]
+    parts = [p for p in parts if p != "drafter_weights" or cfg.drafter_weights]
+    parts = [p for p in parts if p != "verification" or cfg.verification != "token"]
     by_nodes = {str(n): round(ms, 5) for n, ms in values["by_nodes"].items()}
     least = by_nodes.get("1")
     derived = {
-        "parameters": " ".join(f"{p}={cfg[p]}" for p in parts),
+        "parameters": " ".join(f"{p}={cfg.get(p)}" for p in parts),
         "forced_accept": forced,
         "by_nodes": json.dumps(by_nodes) if by_nodes else None,
         "node_cost": json.dumps({n: round(ms / least, 4) for n, ms in by_nodes.items()}) if least else None,
@@ -149,24 +150,24 @@ def row(cfg: Mapping[str, Any], values: Mapping[str, Any], forced: float | None 
     return complete(cfg, {**values, **derived}, COLUMNS)
 
 
-def probe(cfg: Mapping[str, Any], offsets: int = OFFSETS) -> dict[str, Any]:
+def probe(cfg: RunConfig, offsets: int = OFFSETS) -> dict[str, Any]:
     """The row of a probed configuration."""
     from specbench.bench import distributions
 
     return complete(cfg, distributions.measure(cfg, offsets), PROBE_COLUMNS)
 
 
-def complete(cfg: Mapping[str, Any], measured: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+def complete(cfg: RunConfig, measured: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
     """The row of a configuration: the columns that `measured` lacks are those of the configuration, and where and when
     it was measured."""
     from specbench.harness.pipeline import resolve_device
 
     values = {
         "config_hash": provenance.config_hash(cfg),
-        "plugins": "; ".join(parameters.plugins_of(cfg)) or None,
+        "plugins": "; ".join(parameters.plugins_of(cfg.plain())) or None,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        **{name: cfg[name] for name in columns if name in cfg},
-        **origin.environment(resolve_device(cfg["device"])),
+        **{name: cfg.get(name) for name in columns if name in cfg},
+        **origin.environment(resolve_device(cfg.device)),
         **{name: _cell(value) for name, value in measured.items()},
     }
     return {name: values.get(name) for name in columns}

@@ -7,7 +7,6 @@ distance before it (SJD-PAC, Fig 4).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from specbench import data
+from specbench.config.run_config import RunConfig
 from specbench.decoding.sampling import Sampling
 from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
@@ -25,10 +25,10 @@ from specbench.rows.summary import mean
 TOP = 100
 
 
-def measure(cfg: Mapping[str, Any], offsets: int) -> dict[str, Any]:
+def measure(cfg: RunConfig, offsets: int) -> dict[str, Any]:
     """Means over all codes of the first `n` images of a checked configuration, by the names of `PROBE_COLUMNS`; the
     distances are 1 to `offsets`."""
-    pipeline = load({**cfg, "method": "vanilla", "drafter": "none"})
+    pipeline = load(cfg.changed(method="vanilla", drafter="none"))
     target, sampling = pipeline.model.target, pipeline.config.sampling
     if offsets >= target.length:
         raise UsageError(f"offsets={offsets} is beyond an image of {target.length} tokens; give a smaller number")
@@ -36,9 +36,9 @@ def measure(cfg: Mapping[str, Any], offsets: int) -> dict[str, Any]:
     entropy: list[Tensor] = []
     moved: list[list[Tensor]] = [[] for _ in range(offsets)]
     with torch.inference_mode():
-        for item in tqdm(data.load(cfg), desc="probe", unit="image"):
+        for item in tqdm(data.load(cfg.prompts), desc="probe", unit="image"):
             conditioning = pipeline.encode([item.prompt])
-            tokens = pipeline.decode(conditioning, [(cfg["seed"], item.index)]).tokens
+            tokens = pipeline.decode(conditioning, [(cfg.seed, item.index)]).tokens
             free = _free(target, tokens.device)
             distributions = TokenDistributions(target, sampling, conditioning, tokens)
             probs = distributions.probs[0, free]
@@ -61,13 +61,11 @@ def measure(cfg: Mapping[str, Any], offsets: int) -> dict[str, Any]:
     }
 
 
-def load(cfg: Mapping[str, Any]) -> Pipeline:
+def load(cfg: RunConfig) -> Pipeline:
     """A pipeline that decodes exactly, in eager steps. UsageError for a model of continuous tokens."""
-    pipeline = Pipeline.load({**cfg, "rule": "exact", "verification": "token", "engine": "eager"})
+    pipeline = Pipeline.load(cfg.changed(rule="exact", verification="token", engine="eager"))
     if not isinstance(pipeline, Pipeline):
-        raise UsageError(
-            f"{cfg['model']} is a model of continuous tokens; a probe needs discrete tokens, choose another"
-        )
+        raise UsageError(f"{cfg.model} is a model of continuous tokens; a probe needs discrete tokens, choose another")
     return pipeline
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from specbench import data
 from specbench.bench import floor
 from specbench.bench.floor import ATTEMPTS, Bases
 from specbench.config import registry
+from specbench.config.run_config import RunConfig
 from specbench.decoding.batch import Decoded
 from specbench.decoding.loop import Decoding
 from specbench.decoding.rng import RandomStreams
@@ -68,23 +69,23 @@ class ForcedLength:
         return VerificationResult(path[:, 1:], length, tokens, verdict.next_probs, verdict.first)
 
 
-def _prompts(cfg: Mapping[str, Any], rows: int) -> list[str]:
+def _prompts(cfg: RunConfig, rows: int) -> list[str]:
     """The first prompts of a run. If their files were never fetched, prompts that come with specbench: a benchmark
     scores no image."""
     try:
-        items = data.load({**cfg, "n": rows})
+        items = data.load(replace(cfg.prompts, n=rows))
     except UsageError:
-        if cfg["data"] not in registry.data_sources():
+        if cfg.data not in registry.data_sources():
             raise
-        items = data.load({**cfg, "data": "geneval", "n": min(rows, 553)})
+        items = data.load(replace(cfg.prompts, data="geneval", n=min(rows, 553)))
     return [items[i % len(items)].prompt for i in range(rows)]
 
 
-def measure(cfg: Mapping[str, Any], plan: BenchPlan) -> dict[str, Any]:
+def measure(cfg: RunConfig, plan: BenchPlan) -> dict[str, Any]:
     """Values of a checked configuration, by the names of `rows.COLUMNS`; times are medians over steps, in milliseconds.
     RunError if other work disturbed every attempt."""
-    pipeline = Pipeline.load({**cfg, "emitted_draws": 0})  # a benchmark uses no statistics of images
-    rows = int(cfg["batch"])
+    pipeline = Pipeline.load(cfg.changed(emitted_draws=0))  # a benchmark uses no statistics of images
+    rows = int(cfg.batch)
     conditioning = pipeline.encode(_prompts(cfg, rows))
     reset_peak_memory(pipeline.device)
     if isinstance(pipeline, ContinuousPipeline):

@@ -17,6 +17,7 @@ from specbench.bench import floor
 from specbench.bench.devices import Device
 from specbench.bench.measure import position_of
 from specbench.bench.shapes import DEVICE, Shapes, shapes
+from specbench.config.run_config import RunConfig
 from specbench.decoding.continuous import Conditions, GenerationOrder
 from specbench.harness.pipeline import check_engine
 from specbench.models import language
@@ -73,7 +74,7 @@ def _on_device(x: Any) -> bool:
     return isinstance(x, Tensor) and x.device.type == DEVICE.type
 
 
-def plan(cfg: Mapping[str, Any], context: int | None = None) -> dict[str, Any]:
+def plan(cfg: RunConfig, context: int | None = None) -> dict[str, Any]:
     """The plan of a checked configuration. context: positions before the step (default: the middle of the image). Bytes
     are in GB, 1e9 of them. Parts of the peak that only a run can measure are estimates, and named so."""
     check_engine(cfg)
@@ -85,12 +86,12 @@ def plan(cfg: Mapping[str, Any], context: int | None = None) -> dict[str, Any]:
     weights |= {name: count * bytes_each / GB for name, count in model.absent().items()}
     state, total = values.pop("resident") / GB, sum(weights.values())
     extra = {name: size / GB for name, size in above.items()}
-    if cfg["engine"] == "eager":
+    if cfg.engine == "eager":
         peak = total + state + max(extra.values())
     else:  # a graph keeps the memory of its step, and a later batch is prefilled beside the state of the recorded one
         peak = total + 2 * state + extra["step"] + max(extra["prefill"], extra["pixels"])
     return {
-        **{name: cfg[name] for name in ("model", "method", "drafter", "rule", "batch", "dtype", "engine")},
+        **{name: cfg.get(name) for name in ("model", "method", "drafter", "rule", "batch", "dtype", "engine")},
         "resolution": on_shapes.pipeline.resolution,
         **values,
         "weights_gb": weights,
@@ -102,13 +103,13 @@ def plan(cfg: Mapping[str, Any], context: int | None = None) -> dict[str, Any]:
     }
 
 
-def size(cfg: Mapping[str, Any]) -> dict[str, Any]:
+def size(cfg: RunConfig) -> dict[str, Any]:
     """The part of a plan that needs no step: the resolution, the tokens, and what a pass over one token reads."""
     on_shapes = shapes(cfg)
     if on_shapes.continuous:
         return plan(cfg)
     pipeline, target = on_shapes.pipeline, on_shapes.pipeline.model.target
-    rows = int(cfg["batch"]) * (2 if pipeline.config.sampling.guided else 1)
+    rows = int(cfg.batch) * (2 if pipeline.config.sampling.guided else 1)
     with on_shapes.entered(), _few_blocks():
         at = position_of(pipeline.images(on_shapes.conditioning, on_shapes.rng), None)
     forward = (floor.of_target(target) + floor.of_cache(target, rows, at)) / GB
@@ -126,12 +127,12 @@ def _few_blocks() -> Any:
     return mock.patch.object(language, "run_blocks", run)
 
 
-def _discrete(cfg: Mapping[str, Any], on_shapes: Shapes, context: int | None) -> tuple[dict[str, Any], dict[str, int]]:
+def _discrete(cfg: RunConfig, on_shapes: Shapes, context: int | None) -> tuple[dict[str, Any], dict[str, int]]:
     """Values, and the bytes above the state that each part needs."""
     pipeline, memory, above = on_shapes.pipeline, Memory(), {}
     target, drafter = pipeline.model.target, pipeline.config.drafter
     codes = target.length if target.grammar is None else len(target.grammar.free)
-    rows = int(cfg["batch"]) * (2 if pipeline.config.sampling.guided else 1)
+    rows = int(cfg.batch) * (2 if pipeline.config.sampling.guided else 1)
     with on_shapes.entered(), _few_blocks(), memory:
         decoding = pipeline.images(on_shapes.conditioning, on_shapes.rng)
         above["prefill"] = memory.above()
@@ -152,9 +153,9 @@ def _discrete(cfg: Mapping[str, Any], on_shapes: Shapes, context: int | None) ->
     }, above
 
 
-def _continuous(cfg: Mapping[str, Any], on_shapes: Shapes) -> tuple[dict[str, Any], dict[str, int]]:
+def _continuous(cfg: RunConfig, on_shapes: Shapes) -> tuple[dict[str, Any], dict[str, int]]:
     """The target's pass over all images with their drafts, and steps of the diffusion head."""
-    pipeline, memory, above, rows = on_shapes.pipeline, Memory(), {}, int(cfg["batch"])
+    pipeline, memory, above, rows = on_shapes.pipeline, Memory(), {}, int(cfg.batch)
     model, gamma, length = pipeline.model.target, pipeline.rule.gamma, pipeline.model.target.length
     with on_shapes.entered(), memory:
         session = model.open(on_shapes.conditioning, rows)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specbench.config import parameters, registry
+from specbench.config.run_config import RunConfig
 from specbench.decoding.rng import RandomStreams
 from specbench.engine.graph import Eager, Graphs
 from specbench.harness.method import build_continuous, build_drafter, build_method
@@ -55,7 +56,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Tensor:
 
 
 def shapes(
-    cfg: Mapping[str, Any],
+    cfg: RunConfig,
     engine: Eager | Graphs | None = None,
     device: torch.device = DEVICE,
     mode: AbstractContextManager[Any] | None = None,
@@ -63,10 +64,10 @@ def shapes(
     """A checked configuration with random weights at the official sizes. engine: its kernels are used (default: the
     plain functions). device, mode: the device of all tensors, and a context that makes them ones without values
     (PyTorch's FakeTensorMode for a device that is not here)."""
-    cfg, engine = {**cfg, "weights": "random", "drafter_weights": None}, engine or Eager()
-    continuous = parameters.is_continuous("model", cfg["model"])
-    rows = int(cfg["batch"])
-    model = registry.find("model", cfg["model"])(cfg, torch.device("meta"), DTYPES[cfg["dtype"]])
+    cfg, engine = cfg.on_random_weights(), engine or Eager()
+    continuous = parameters.is_continuous("model", cfg.model)
+    rows = int(cfg.batch)
+    model = registry.find("model", cfg.model)(cfg, torch.device("meta"), DTYPES[cfg.dtype])
     encoded = model.encode([_PROMPT] * rows)
     parts: tuple[Any, Any] = build_continuous(cfg, model) if continuous else (build_drafter(cfg, model), None)
     drafter, rule = parts
@@ -79,10 +80,10 @@ def shapes(
         conditioning, rng = _empty(encoded, device), RandomStreams([(0, i) for i in range(rows)], device)
         pipeline: Pipeline | ContinuousPipeline
         if continuous:
-            pipeline = ContinuousPipeline(model, drafter, rule, device, cfg["model"], "random", engine)
+            pipeline = ContinuousPipeline(model, drafter, rule, device, cfg.model, "random", engine)
         else:
             method = build_method(cfg, model, drafter, near=_no_neighbours)
-            pipeline = Pipeline(model, method, device, cfg["model"], "random", engine)
+            pipeline = Pipeline(model, method, device, cfg.model, "random", engine)
     return Shapes(pipeline, networks, conditioning, rng, mode, continuous)
 
 

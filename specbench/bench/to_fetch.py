@@ -74,41 +74,41 @@ def _part(what: str, part: Part, command: str) -> Fetch:
     return Fetch(f"{what} from {part.repository}", part.known_sizes, part.licence, command)
 
 
-def _of_model(cfg: Mapping[str, Any]) -> Iterator[Fetch]:
-    other = registry.official_target(cfg.get("drafter_weights") or "")
+def _of_model(cfg: RunConfig) -> Iterator[Fetch]:
+    other = registry.official_target(cfg.drafter_weights or "")
     if other and not (home.model_folder(other) / "target").is_dir():
         drafting = registry.model_sources()[other].parts["target"]
         yield _part(f"target/ of {other}, which drafts", drafting, fetching(other, None, "official", []))
-    folder, source = registry.weights_folder(cfg), registry.model_sources().get(cfg["model"])
+    folder, source = registry.weights_folder(cfg), registry.model_sources().get(cfg.model)
     if folder is None or source is None:
         return
-    size = str(cfg.get("size"))
+    size = str(cfg.size)
     for name in registry.absent_folders(cfg):
         part = source.sizes[size] if name == "target" and size in source.sizes else sources.part_of(source, name)
-        what = f"{name}/ of {cfg['model']}"
+        what = f"{name}/ of {cfg.model}"
         if part is None:
-            yield Fetch(what, {}, "not published", registry.training(cfg["model"], name) or f"put {name}/ there")
+            yield Fetch(what, {}, "not published", registry.training(cfg.model, name) or f"put {name}/ there")
         else:
-            drafters = [] if name in source.parts else [cfg["drafter"]]
+            drafters = [] if name in source.parts else [cfg.drafter]
             chosen = size if size in source.sizes else None
-            yield _part(what, part, fetching(cfg["model"], chosen, cfg["weights"], drafters))
+            yield _part(what, part, fetching(cfg.model, chosen, cfg.weights, drafters))
 
 
-def _of_data(cfg: Mapping[str, Any]) -> Iterator[Fetch]:
-    data = registry.data_sources().get(cfg["data"])
+def _of_data(cfg: RunConfig) -> Iterator[Fetch]:
+    data = registry.data_sources().get(cfg.data)
     if data is None:
         return
-    folder = home.expanded(cfg.get("data_dir") or home.data_folder(cfg["data"]))
+    folder = home.expanded(cfg.get("data_dir") or home.data_folder(cfg.data))
     record = downloads.FetchRecord(folder)
     if todo := [file for file in data.files if not downloads.is_unpacked(record, file, folder)]:
         more = f" data_dir={_quoted(folder)}" if cfg.get("data_dir") else ""
         sizes = {file.name: float(file.size) for file in todo}
-        yield Fetch(f"data {cfg['data']}", sizes, data.licence, f"specbench fetch data={cfg['data']}{more}")
+        yield Fetch(f"data {cfg.data}", sizes, data.licence, f"specbench fetch data={cfg.data}{more}")
 
 
-def _of_metrics(cfg: Mapping[str, Any]) -> Iterator[Fetch]:
+def _of_metrics(cfg: RunConfig) -> Iterator[Fetch]:
     context = metrics.scoring_context(cfg)
-    for name in cfg["metrics"]:
+    for name in cfg.metrics:
         if metrics.missing(name, context):
             for folder in registry.evaluator_folders(name):
                 if not (context.weights / folder).is_dir():
@@ -121,7 +121,7 @@ def unmeasured(configs: Iterable[RunConfig]) -> list[str]:
     reasons: dict[str, None] = {}
     for cfg in configs:
         context = metrics.scoring_context(cfg)
-        for name in cfg["metrics"]:
+        for name in cfg.metrics:
             if all((context.weights / folder).is_dir() for folder in registry.evaluator_folders(name)):
                 reasons |= {f"{name}: {text}": None for text in [metrics.missing(name, context)] if text}
     return list(reasons)
@@ -130,17 +130,17 @@ def unmeasured(configs: Iterable[RunConfig]) -> list[str]:
 def _references(runs: Sequence[PlannedRun]) -> list[str]:
     """The commands that compute missing statistics of real images, one per data set and network."""
     needed: dict[str, dict[tuple[str, Any], str]] = {}  # by the features, which several metrics share
-    for cfg in (run.config for run in runs if run.config["reference"] is None):
-        for name in cfg["metrics"]:
+    for cfg in (run.config for run in runs if run.config.reference is None):
+        for name in cfg.metrics:
             if issubclass(registry.find("metrics", name), ComparedMetric) and _needs_reference(name, cfg):
                 metric: Any = metrics.metric(name, metrics.scoring_context(cfg))
                 features = metric.of_real, metric.options.get("crop")
-                needed.setdefault(cfg["data"], {}).setdefault(features, name)
+                needed.setdefault(cfg.data, {}).setdefault(features, name)
     makes = "specbench reference data={} images={} metrics={}".format
     return [makes(data, _images(data), ",".join(names.values())) for data, names in needed.items()]
 
 
-def _needs_reference(name: str, cfg: Mapping[str, Any]) -> bool:
+def _needs_reference(name: str, cfg: RunConfig) -> bool:
     try:
         metrics.metric(name, metrics.scoring_context(cfg)).reference  # type: ignore[attr-defined]  # noqa: B018 (raises)
     except Unavailable:

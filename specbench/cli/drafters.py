@@ -50,7 +50,6 @@ def _forecast(arguments: Sequence[str]) -> str:
 
     from specbench.bench.devices import DEVICES
     from specbench.config import registry
-    from specbench.config.run_config import RunConfig
     from specbench.harness.pipeline import DTYPES
     from specbench.storage.files import format_size
     from specbench.tables.forecast import Planner, as_text
@@ -60,9 +59,8 @@ def _forecast(arguments: Sequence[str]) -> str:
 
     todo = plan(arguments)
     cfg, kind, stored = todo.cfg, todo["drafter"], todo["features"] == "stored"
-    n = todo["n"] if todo["images"] else registry.completed(cfg)["n"]
-    shapes = {**cfg, "weights": "random", "drafter_weights": None}
-    model = registry.find("model", cfg["model"])(shapes, torch.device("meta"), DTYPES[cfg["dtype"]])
+    n = todo["n"] if todo["images"] else registry.completed(cfg.plain()).n
+    model = registry.find("model", cfg.model)(cfg.on_random_weights(), torch.device("meta"), DTYPES[cfg.dtype])
     with torch.device("meta"):
         network = model.untrained(kind, todo["heads"])
     target, layers = model.target, len(getattr(getattr(network, "cfg", None), "aux_hidden_layers", ()))
@@ -74,14 +72,14 @@ def _forecast(arguments: Sequence[str]) -> str:
     if stored:
         disk += f", {format_size(n * (each - without))} of them for hidden states, which features=live does not store"
     lines = [
-        f"dry run of a training: {kind} for {cfg['model']}, recipe {todo['recipe']}, into {todo.out}",
+        f"dry run of a training: {kind} for {cfg.model}, recipe {todo['recipe']}, into {todo.out}",
         f"examples  {n:,} of {target.length:,} tokens",
         disk,
         f"steps     {recipe.steps:,} of {recipe.batch} examples",
         f"compute   {operations:.2g} operations, {operations / _RATE / 3600:.3g} h at {_RATE:.0e} a second",
     ]
     if todo["source"] == "self":
-        planner, batch = Planner(Path("results")), RunConfig({**cfg, "batch": todo["decode_batch"]})
+        planner, batch = Planner(Path("results")), cfg.changed(batch=todo["decode_batch"])
         hours = {name: planner.hours(batch, (n, 0), name) for name in DEVICES}
         known = ", ".join(f"{name} {as_text(value)}" for name, value in hours.items() if value is not None)
         lines.append(f"images    the target draws {n:,}: {known or 'no step of it was measured'}")

@@ -117,15 +117,16 @@ def resume(line: CommandLine) -> int:
             f"{folder} holds {len(inside)} runs: name one ({inside[0]}, ...), or repeat the `specbench run -m` that"
             " started them"
         )
-    config = dict(stored(folder))
-    if (log := overrides.get("log", config["log"])) != config["log"]:  # each tracker has its own parameters
-        for name in parameters.declared("log", config["log"]):
-            del config[name]
-        config |= {name: parameters.default("log", log, name) for name in parameters.declared("log", log)}
-    config = parameters.validate({**config, **overrides})  # before anything is stored
+    earlier = stored(folder)
+    values = earlier.plain()
+    if (log := overrides.get("log", earlier.log)) != earlier.log:  # each tracker has its own parameters
+        for name in parameters.declared("log", earlier.log):
+            del values[name]
+        values |= {name: parameters.default("log", log, name) for name in parameters.declared("log", log)}
+    values = parameters.validate({**values, **overrides})  # before anything is stored
     if by_name := "metrics" in overrides:
-        parameters.check_measurable(config)
-    planned = PlannedRun(folder, registry.completed(config), asked=by_name or RunFolder(folder).metadata().asked)
+        parameters.check_measurable(values["model"], values["metrics"])
+    planned = PlannedRun(folder, registry.completed(values), asked=by_name or RunFolder(folder).metadata().asked)
     try:
         start(planned)
     except Stopped as e:

@@ -4,7 +4,6 @@ range and meaning; and the same for the arguments of `specbench train`. Does not
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from specbench.cli.arguments import CommandLine, columns
@@ -62,7 +61,7 @@ def _table_head(value: str) -> str:
     return columns(("parameter", value, "type and range", "meaning"), _WIDTHS)
 
 
-def _sections(cfg: Mapping[str, Any]) -> dict[str, list[str]]:
+def _sections(cfg: dict[str, Any]) -> dict[str, list[str]]:
     """Title -> names of parameters, with choices of a file first."""
     sections: dict[str, list[str]] = {f"{title}:": [] for title in ("method", "sampling", "model", "data", "run")}
     order = [*parameters.parameters_of(cfg), *cfg]

@@ -168,7 +168,7 @@ def _measured(line: CommandLine, overrides: Sequence[str]) -> tuple[list[dict[st
             rows.append(row(cfg, measure.measure(cfg, plan), plan.forced))
         except RunError as error:
             with tqdm.external_write_mode():
-                code = fail(f"{cfg['method']} on {cfg['model']}, batch {cfg['batch']}: {error}", FAILED)
+                code = fail(f"{cfg.method} on {cfg.model}, batch {cfg.batch}: {error}", FAILED)
             continue
         print(describe(rows[-1]))
         if out is not None:

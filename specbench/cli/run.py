@@ -246,7 +246,7 @@ def by_hydra(arguments: Sequence[str]) -> int:
 def of_jobs(jobs: Sequence[Job], multirun: bool, new: Path) -> Plan[PlannedRun]:
     """The run of a command line, or the runs of its grid, each in its folder inside one folder. new: the folder if out=
     is not given. UsageError for a grid with several out=, or for a folder name that Hydra cannot read."""
-    outs = {job.cfg["out"] for job in jobs}
+    outs = {job.cfg.out for job in jobs}
     if len(outs) > 1:
         raise UsageError("out= names the folder of the grid: give only one")
     root = home.expanded(outs.pop() or new)

@@ -76,7 +76,7 @@ def of_pass(scored_pass: ScoredPass) -> list[dict[str, Any]]:
     shared = sorted(images.keys() & vanilla.keys() if vanilla else images)
     records = [images[i] for i in shared]
     baseline = [vanilla[i] for i in shared] if vanilla else None
-    raster = parameters.in_raster_order(scored_pass.cfg)
+    raster = parameters.in_raster_order(scored_pass.drafter)
     rows = _checked(scored_pass, records, baseline, raster, scored_pass.again)
     return [{"run_id": scored_pass.run_id, "method": scored_pass.method, **row} for row in rows]
 
@@ -87,8 +87,8 @@ def groups_of(a: ScoredPass, b: ScoredPass, pairs: Sequence[tuple[Record, Record
     # A's prompts name the groups. B's prompts may differ only in the category of another version.
     second = [replace(y, id=x.id, prompt=x.prompt, category=x.category) for x, y in zip(first, second, strict=True)]
     raster = (
-        parameters.in_raster_order(a.cfg)
-        and parameters.in_raster_order(b.cfg)
+        parameters.in_raster_order(a.drafter)
+        and parameters.in_raster_order(b.drafter)
         and len({r.tokens for r in [*first, *second]}) == 1
     )
     return tuple(zip(_checked(a, first, None, raster), _checked(b, second, first, raster, b.again), strict=True))

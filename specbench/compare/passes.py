@@ -13,6 +13,7 @@ import numpy as np
 
 from specbench import data
 from specbench.config import indices, parameters, registry
+from specbench.config.run_config import PromptSelection
 from specbench.errors import UsageError, plain
 from specbench.rows import remark_text, shown, summary
 from specbench.rows.journal import TIMINGS, Record, TimingJournal, read_records
@@ -40,6 +41,22 @@ class ScoredPass:
     @property
     def method(self) -> str:
         return "vanilla" if self.baseline else plain(self.cfg["method"])
+
+    @property
+    def drafter(self) -> str:
+        return str(self.cfg["drafter"])
+
+    @property
+    def data(self) -> str:
+        return str(self.cfg.get("data") or "")
+
+    @property
+    def metrics_dir(self) -> str | None:
+        return self.cfg.get("metrics_dir") or None
+
+    @property
+    def reference(self) -> str | None:
+        return self.cfg.get("reference") or None
 
     @property
     def path(self) -> str:
@@ -214,8 +231,7 @@ def metric(run: ScoredPass, name: str) -> Metric:
     """A metric in the scoring context of a run's configuration."""
     from specbench import metrics
 
-    settings = {key: str(run.cfg.get(key) or "") for key in ("metrics_dir", "reference", "data")}
-    return metrics.metric(name, metrics.scoring_context(settings))
+    return metrics.metric(name, metrics.scoring_context(run))
 
 
 def keys(metric: Metric, records: Sequence[Record]) -> list[str]:
@@ -237,12 +253,13 @@ def value_and_influences(metric: Metric, outputs: np.ndarray, prompts: Sequence[
 
 def items(run: ScoredPass, records: Sequence[Record]) -> list[data.Item]:
     """The prompts of these records, with their labels if code generates the data set."""
-    if not registry.is_drawn(str(run.cfg.get("data"))):
+    if not registry.is_drawn(run.data):
         return [data.Item(r.index, r.prompt, None, r.id) for r in records]
-    made = data.load({**run.cfg, "n": max(indices.prompt_of(r.index) for r in records) + 1})
+    n = max(indices.prompt_of(r.index) for r in records) + 1
+    made = data.load(PromptSelection(run.data, n, run.cfg["seed"], run.cfg))
     result = [replace(made[indices.prompt_of(r.index)], index=r.index) for r in records]
     if any(item.prompt != r.prompt for item, r in zip(result, records)):
-        raise UsageError(f"its prompts are not the present ones of data={run.cfg['data']}")
+        raise UsageError(f"its prompts are not the present ones of data={run.data}")
     return result
 
 

@@ -314,9 +314,9 @@ def described(overrides: Sequence[str]) -> dict[str, Any]:
 
 def _compose(arguments: Sequence[str]) -> RunConfig:
     """The configuration of one job's normalized arguments."""
-    cfg = parameters.validate(_flat(arguments))
-    parameters.check_measurable(cfg)
-    return registry.completed(cfg)
+    values = parameters.validate(_flat(arguments))
+    parameters.check_measurable(values["model"], values["metrics"])
+    return registry.completed(values)
 
 
 def _flat(overrides: Sequence[str]) -> dict[str, Any]:

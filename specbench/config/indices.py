@@ -8,7 +8,7 @@ of the image's random stream.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 STRIDE = 2**20  # above the number of prompts of any run
 
@@ -23,18 +23,33 @@ def repeat_of(index: int) -> int:
     return index // STRIDE
 
 
-def of_run(cfg: Mapping[str, Any]) -> list[int]:
-    """The numbers of the images of a run, prompt by prompt: of its first `n` prompts or, with `shard="2/8"`, of every
-    eighth of these prompts, starting with the second."""
-    part, parts = map(int, (cfg["shard"] or "1/1").split("/"))
-    repeats = range(cfg["images_per_prompt"])
-    return [i + j * STRIDE for i in range(part - 1, cfg["n"], parts) for j in repeats]
+class ImagesOfRun(Protocol):
+    """The parameters that determine the images of a run."""
+
+    @property
+    def n(self) -> int: ...
+    @property
+    def shard(self) -> str | None: ...
+    @property
+    def images_per_prompt(self) -> int: ...
+
+
+def of_run(config: ImagesOfRun) -> list[int]:
+    """The numbers of the images of a run, prompt by prompt."""
+    return of(config.n, config.shard, config.images_per_prompt)
+
+
+def of(n: int, shard: str | None = None, images_per_prompt: int = 1) -> list[int]:
+    """The numbers of the images of the first `n` prompts or, with `shard="2/8"`, of every eighth of these prompts,
+    starting with the second; prompt by prompt."""
+    part, parts = map(int, (shard or "1/1").split("/"))
+    return [i + j * STRIDE for i in range(part - 1, n, parts) for j in range(images_per_prompt)]
 
 
 def of_row(row: Mapping[str, Any]) -> list[int]:
     """The numbers of the images of a row. Its `n` counts only the prompts of its shard."""
     parts = int((row["shard"] or "1/1").partition("/")[2])
-    return of_run({**row, "n": row["n"] * parts})
+    return of(row["n"] * parts, row["shard"], row["images_per_prompt"])
 
 
 def label(index: int, digits: int = 0) -> str:

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 from specbench.config import parameters, registry
+from specbench.config.run_config import RunConfig
 from specbench.errors import MissingFilesError, steps
 from specbench.storage import home, sources
 
 
-def check(cfg: Mapping[str, Any]) -> None:
-    """Raises MissingFilesError if weights are missing; the message says how to get them."""
-    other = registry.official_target(cfg.get("drafter_weights") or "")
+def check(cfg: RunConfig, with_drafter: bool = True) -> None:
+    """Raises MissingFilesError if weights of the target or the drafter are missing; the message says how to get
+    them."""
+    if not with_drafter:
+        alone = {**cfg.own, "drafter_weights": None}
+        cfg = replace(cfg, drafter="none", own=alone)
+    other = registry.official_target(cfg.drafter_weights or "")
     if other and not (drafting := home.model_folder(other) / "target").is_dir():
         raise MissingFilesError(f"{drafting} does not exist: {advice(other)}", bool(_published(other)))
-    folder, model = registry.weights_folder(cfg), cfg["model"]
+    folder, model = registry.weights_folder(cfg), cfg.model
     if folder is None:
         return
     if model in registry.model_sources():
         if absent := registry.absent_folders(cfg):
-            what = advice(model, absent, cfg.get("size"), cfg["weights"])
-            published = bool(_published(model, absent, cfg.get("size")))
+            what = advice(model, absent, cfg.size, cfg.weights)
+            published = bool(_published(model, absent, cfg.size))
             raise MissingFilesError(f"{folder} has no {', '.join(f'{part}/' for part in absent)}: {what}", published)
     elif not parameters.default("model", model, "assets"):
         if not folder.is_dir():
@@ -31,7 +36,7 @@ def check(cfg: Mapping[str, Any]) -> None:
     else:
         target, drafter = ([path.name for path in group if not path.is_file()] for group in registry.weight_files(cfg))
         if target or drafter:
-            world, network = registry.world_of(cfg), registry.drafter_network(cfg["drafter"])
+            world, network = registry.world_of(cfg), registry.drafter_network(cfg.drafter)
             ways = [f"run `make train-{world}` in a clone"]
             if not target and network and (train := registry.training(model, network.folder)):
                 networks = registry.drafter_networks().items()

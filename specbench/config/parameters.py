@@ -168,12 +168,12 @@ def world(group: str, name: str) -> str | None:
     return ((values.get(name) or {}) if group == "metrics" else values).get("world")
 
 
-def check_measurable(cfg: Mapping[str, Any]) -> None:
+def check_measurable(model: str, metrics: Iterable[str]) -> None:
     """UsageError for a metric of an embedded world with a model outside it, for which it has no meaning."""
-    for name in cfg["metrics"]:
-        if (metric_world := world("metrics", name)) not in (None, world("model", cfg["model"])):
+    for name in metrics:
+        if (metric_world := world("metrics", name)) not in (None, world("model", model)):
             raise UsageError(
-                f"metric {name} scores only the embedded world ({metric_world}), not images of model={cfg['model']}:"
+                f"metric {name} scores only the embedded world ({metric_world}), not images of model={model}:"
                 " leave metrics= out for real metrics, or choose from `specbench list metrics`"
             )
 
@@ -323,9 +323,9 @@ def is_continuous(group: str, name: str) -> bool:
     return kind(group, name) == "continuous"
 
 
-def in_raster_order(cfg: Mapping[str, Any]) -> bool:
+def in_raster_order(drafter: str) -> bool:
     """Whether a run samples its tokens row by row: its drafter has no other order."""
-    return default("drafter", str(cfg["drafter"]), "raster") is not False
+    return default("drafter", drafter, "raster") is not False
 
 
 def _check_kinds(cfg: Mapping[str, Any]) -> None:

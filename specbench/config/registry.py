@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -94,18 +94,18 @@ def official_target(value: str) -> str:
     return model
 
 
-def chosen(group: str, cfg: Mapping[str, Any]) -> Any:
+def chosen(group: str, cfg: RunConfig) -> Any:
     """The drafter, rule or verification of a configuration as the dataclass that implements it, with its parameters:
     `chosen("rule", cfg).delta`. UsageError if a plug-in's is no dataclass, or has a field that its file does not
     declare."""
-    name = str(cfg[group])
+    name = getattr(cfg, group)
     kind = find(group, name)
     if not (isinstance(kind, type) and is_dataclass(kind)):
         raise UsageError(f"{group} {name}: its implementation must be a dataclass, with its parameters as fields")
     names = [field.name for field in fields(kind)]
     if foreign := sorted(set(names) - parameters.declared(group, name)):
         raise UsageError(f"{group} {name}: {kind.__name__} has a field {foreign[0]}, which its file does not declare")
-    return kind(**{name: cfg[name] for name in names})
+    return cfg.read(kind)
 
 
 def find(group: str, name: str) -> Any:
@@ -202,36 +202,39 @@ def evaluator_folders(metric: str) -> list[str]:
     return folders
 
 
-def completed(cfg: Mapping[str, Any]) -> RunConfig:
-    """A checked configuration with the full paths of its weights and, for n=all, the number of prompts of the data set.
+def completed(values: Mapping[str, Any]) -> RunConfig:
+    """The configuration of flat, checked parameters, with the full paths of its weights and, for n=all, the number of
+    prompts of the data set.
 
     Raises UsageError for missing weights, missing or bad files of prompts, and n=all of a data set without end, or of
     one that is too large.
     """
-    values = {**cfg, **_paths(cfg)}
-    if cfg["n"] != "all":
-        return RunConfig(values)
-    if is_drawn(cfg["data"]):
-        raise UsageError(f"data={cfg['data']} has no last prompt, so n=all is not possible: give n=NUMBER")
-    n = len(find("data", cfg["data"])({**values, "n": None}))
-    if n * (per_prompt := cfg["images_per_prompt"]) > PROMPTS:
+    n = values["n"]
+    config = RunConfig.of({**values, "n": 1 if n == "all" else n})
+    config = config.changed(**_paths(config))
+    if n != "all":
+        return config
+    if is_drawn(config.data):
+        raise UsageError(f"data={config.data} has no last prompt, so n=all is not possible: give n=NUMBER")
+    n = len(find("data", config.data)(replace(config.prompts, n=None)))
+    if n * (per_prompt := config.images_per_prompt) > PROMPTS:
         raise UsageError(
             f"n=all is {n:,} prompts with {per_prompt:,} images each, but a run has at most {PROMPTS:,} images: give a"
             " smaller n=NUMBER"
         )
-    return RunConfig({**values, "n": n})
+    return config.changed(n=n)
 
 
-def _paths(cfg: Mapping[str, Any]) -> dict[str, str]:
+def _paths(cfg: RunConfig) -> dict[str, str]:
     """The full paths of the weights of a configuration, by parameter."""
     paths = {}
-    default = parameters.default("model", cfg["model"], "weights")
-    if cfg["weights"] not in (default, "random"):
-        folder = home.expanded(cfg["weights"])
+    default = parameters.default("model", cfg.model, "weights")
+    if cfg.weights not in (default, "random"):
+        folder = home.expanded(cfg.weights)
         if not folder.is_dir():
             raise UsageError(f"weights must be {default}, random or an existing folder (there is no folder '{folder}')")
         paths["weights"] = str(folder)
-    if (weights := cfg.get("drafter_weights")) and (is_embedded(weights) or official_target(weights)):
+    if (weights := cfg.drafter_weights) and (is_embedded(weights) or official_target(weights)):
         drafter_path(cfg)  # checks the name
     elif weights:
         path = home.expanded(weights)
@@ -243,52 +246,52 @@ def _paths(cfg: Mapping[str, Any]) -> dict[str, str]:
     return paths
 
 
-def weights_folder(cfg: Mapping[str, Any]) -> Path | None:
+def weights_folder(cfg: RunConfig) -> Path | None:
     """The folder that weights=embedded|official|DIR of a configuration names; None for weights=random.
 
     A model of several sizes has one checkpoint per size: the default size in the folder NAME, others in NAME_SIZE.
     """
-    weights, model = cfg["weights"], cfg["model"]
+    weights, model = cfg.weights, cfg.model
     if weights == "random":
         return None
     if weights == "embedded":
         return ASSETS
     if weights != "official":
         return Path(weights)
-    size = cfg.get("size")
+    size = cfg.size
     return home.model_folder(model if size == parameters.default("model", model, "size") else f"{model}_{size}")
 
 
-def weight_files(cfg: Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
+def weight_files(cfg: RunConfig) -> tuple[list[Path], list[Path]]:
     """The files of a configuration's target and of its drafter, in the order in which they are hashed. If a model names
     neither its assets nor its files, all files of its folder are used.
 
     Raises FileNotFoundError if a folder is missing.
     """
-    folder, path, network = weights_folder(cfg), drafter_path(cfg), drafter_network(cfg["drafter"])
+    folder, path, network = weights_folder(cfg), drafter_path(cfg), drafter_network(cfg.drafter)
     target: list[Path] = []
     drafter: list[Path] = []
     if folder:
-        real = model_sources().get(cfg["model"])
+        real = model_sources().get(cfg.model)
         if real:
             target = [file for part in real.parts for file in _files_in(folder / part)]
         else:
-            names = parameters.default("model", cfg["model"], "assets")
+            names = parameters.default("model", cfg.model, "assets")
             target = [folder / name for name in names] if names else _files_in(folder)
         if network:
             drafter = drafter_files(folder / network.folder) if real else [folder / network.asset(world_of(cfg))]
     return target, drafter_files(path) if path else drafter
 
 
-def world_of(cfg: Mapping[str, Any]) -> str:
+def world_of(cfg: RunConfig) -> str:
     """The world of a configuration's model, whose embedded drafters it can use; scenes for a real model."""
-    return parameters.world("model", cfg["model"]) or "scenes"
+    return parameters.world("model", cfg.model) or "scenes"
 
 
-def drafter_path(cfg: Mapping[str, Any]) -> Path | None:
+def drafter_path(cfg: RunConfig) -> Path | None:
     """The path that drafter_weights= of a configuration names; None if it is not set."""
-    weights = cfg.get("drafter_weights")
-    network = drafter_network(cfg["drafter"]) if weights else None
+    weights = cfg.drafter_weights
+    network = drafter_network(cfg.drafter) if weights else None
     return network.path(weights, world_of(cfg)) if weights and network else None
 
 
@@ -304,16 +307,16 @@ def drafter_files(path: Path) -> list[Path]:
     return [weights] if weights.is_file() else [path] if path.is_file() or path.parent == ASSETS else _files_in(path)
 
 
-def trained_folder(cfg: Mapping[str, Any], drafter: str) -> Path:
+def trained_folder(cfg: RunConfig, drafter: str) -> Path:
     """Where `specbench train` writes a drafter by default. For a target with files of its own, this is the folder in
     which every run looks; otherwise a run names it with drafter_weights=."""
     folder = weights_folder(cfg)
-    if folder is None or cfg["model"] not in model_sources():
-        return Path("drafters", cfg["model"], drafter)
+    if folder is None or cfg.model not in model_sources():
+        return Path("drafters", cfg.model, drafter)
     return folder / network(drafter).folder
 
 
-def absent_folders(cfg: Mapping[str, Any]) -> list[str]:
+def absent_folders(cfg: RunConfig) -> list[str]:
     """The `needed_folders` that are not there, or hold a training that is not finished."""
     folder = weights_folder(cfg)
     return [name for name in needed_folders(cfg) if folder is not None and not _is_whole(folder / name)]
@@ -323,10 +326,10 @@ def _is_whole(folder: Path) -> bool:
     return folder.is_dir() and ((folder / DRAFTER_FILE).is_file() or not (folder / TRAINING_STATE).is_dir())
 
 
-def needed_folders(cfg: Mapping[str, Any]) -> list[str]:
+def needed_folders(cfg: RunConfig) -> list[str]:
     """The folders of weights that a run reads, for a model with `files`."""
-    real, network = model_sources().get(cfg["model"]), drafter_network(cfg["drafter"])
-    return [*(real.parts if real else ()), *([network.folder] if network and not cfg.get("drafter_weights") else [])]
+    real, network = model_sources().get(cfg.model), drafter_network(cfg.drafter)
+    return [*(real.parts if real else ()), *([network.folder] if network and not cfg.drafter_weights else [])]
 
 
 def digest(*paths: Path) -> str:
@@ -343,7 +346,7 @@ def _digest(files: tuple[tuple[Path, tuple[int, ...]], ...]) -> str:
     return h.hexdigest()[:8]
 
 
-def weights_here(cfg: Mapping[str, Any]) -> str | None:
+def weights_here(cfg: RunConfig) -> str | None:
     """The label of the weights that a run would load; None if their files are missing. Loads nothing."""
     try:
         return weights_label(cfg)
@@ -351,13 +354,13 @@ def weights_here(cfg: Mapping[str, Any]) -> str | None:
         return None
 
 
-def weights_label(cfg: Mapping[str, Any]) -> str:
+def weights_label(cfg: RunConfig) -> str:
     """The weights in a row: "random", "embedded:<digest of the target>+<digest of the drafter>", or, with a drafter
     from another place, "random+<its digest>".
 
     Raises OSError if a file is missing.
     """
-    weights = cfg["weights"]
+    weights = cfg.weights
     digests = "+".join(digest(*files) for files in weight_files(cfg) if files)
     if weights == "random":
         return f"random+{digests}" if digests else "random"

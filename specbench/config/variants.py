@@ -19,6 +19,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from specbench.config import parameters
+from specbench.config.run_config import RunConfig
 from specbench.errors import unknown
 
 
@@ -47,10 +48,10 @@ def resolved(cfg: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
             for name, value in cfg.items()}  # fmt: skip
 
 
-def departures(cfg: Mapping[str, Any]) -> dict[str, list[Any]]:
+def departures(config: RunConfig) -> dict[str, list[Any]]:
     """The parameters of a configuration that differ from its variant, each with both values: {"window": [16, 15]}."""
-    method = cfg["method"]
-    values = settings(method, cfg["variant"], cfg["model"]) if cfg.get("variant") else {}
+    method, cfg = config.method, config.plain()
+    values = settings(method, config.variant, config.model) if config.variant else {}
     parts = parameters.method_choices(method).items() if values else ()
     stated = {name: value for name, value in values.items() if _owned(cfg, name)}
     stated |= {part: preset for part, preset in parts if part in parameters.PARTS}

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from specbench.config.run_config import PromptSelection
 from specbench.errors import MissingFilesError, UsageError
 from specbench.storage import home
 
@@ -44,41 +45,40 @@ def key(*words: object) -> bytes:
     return hashlib.sha256("\n".join(map(str, words)).encode()).digest()
 
 
-def subset(entries: Sequence[Item], cfg: Mapping[str, Any]) -> list[Item]:
+def subset(entries: Sequence[Item], wanted: PromptSelection) -> list[Item]:
     """The first `n` entries (None: all) of a permutation keyed by `seed`, so that a larger n extends a smaller one.
 
     The permutation sorts by a hash of (seed, id), so the order of the file does not matter. Raises UsageError if there
     are fewer than `n` entries.
     """
-    seed = cfg["seed"]
-    return first(sorted(entries, key=lambda entry: key("subset", seed, entry.id)), cfg)
+    return first(sorted(entries, key=lambda entry: key("subset", wanted.seed, entry.id)), wanted)
 
 
-def first(entries: Sequence[Item], cfg: Mapping[str, Any]) -> list[Item]:
+def first(entries: Sequence[Item], wanted: PromptSelection) -> list[Item]:
     """The first `n` entries (None: all), in their order. Raises UsageError if there are fewer."""
-    n = len(entries) if cfg["n"] is None else cfg["n"]
+    n = len(entries) if wanted.n is None else wanted.n
     if n > len(entries):
         raise UsageError(
-            f"data={cfg['data']} has {len(entries)} prompts here, not n={n}: give n={len(entries)} at most"
+            f"data={wanted.data} has {len(entries)} prompts here, not n={n}: give n={len(entries)} at most"
         )
     return [replace(entry, index=i) for i, entry in enumerate(entries[:n])]
 
 
-def spread(classes: int, cfg: Mapping[str, Any]) -> list[tuple[int, int, str]]:
+def spread(classes: int, wanted: PromptSelection) -> list[tuple[int, int, str]]:
     """(index, class number, id) of `n` images, spread evenly: `classes` consecutive images have each class once, in an
     order keyed by `seed`. The id "7-3" is the fourth image of class 7."""
-    order = sorted(range(classes), key=lambda label: key("class", cfg["seed"], label))
-    rounds = ((i, order[i % classes], i // classes) for i in range(cfg["n"]))
+    order = sorted(range(classes), key=lambda label: key("class", wanted.seed, label))
+    rounds = ((i, order[i % classes], i // classes) for i in wanted.drawn)
     return [(i, label, f"{label}-{round_}") for i, label, round_ in rounds]
 
 
-def find(cfg: Mapping[str, Any], *names: str, how: str = "") -> Path:
+def find(wanted: PromptSelection, *names: str, how: str = "") -> Path:
     """The first of the files `names` that exists in data_dir=, or, if that is null, in the folder of fetched files.
 
     Raises MissingFilesError if no file exists; `how` is its advice on how to get one (default: `specbench fetch`).
     """
-    name = cfg["data"]
-    folder = home.expanded(cfg["data_dir"]) if cfg["data_dir"] else home.data_folder(name)
+    name, given = wanted.data, wanted.own.get("data_dir")
+    folder = home.expanded(given) if given else home.data_folder(name)
     for file in names:
         if os.path.isfile(folder / file):
             return folder / file

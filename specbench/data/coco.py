@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specbench.config.run_config import PromptSelection
 from specbench.data import base
 from specbench.data.base import Item
 from specbench.errors import UsageError
@@ -28,10 +29,19 @@ FILES = {
 }
 
 
-def items(cfg: Mapping[str, Any]) -> list[Item]:
+@dataclass(frozen=True)
+class Captions:
+    """The parameters of conf/data/base/coco.yaml."""
+
+    caption: str
+    split: str = "validation"  # folders of older versions have none
+
+
+def items(wanted: PromptSelection) -> list[Item]:
     """The captions of `n` images, chosen by `seed`. `caption` selects one of an image's captions."""
-    file = FILES[cfg["data"], cfg.get("split", "validation")]  # folders of older versions have no split
-    return base.subset(read(base.find(cfg, f"annotations/{file}", file), cfg["caption"], cfg["seed"]), cfg)
+    chosen = wanted.read(Captions)
+    file = FILES[wanted.data, chosen.split]
+    return base.subset(read(base.find(wanted, f"annotations/{file}", file), chosen.caption, wanted.seed), wanted)
 
 
 def read(path: Path, caption: str, seed: int) -> list[Item]:

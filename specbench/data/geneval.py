@@ -7,10 +7,9 @@ A prompt's id is the number of its line in GenEval's file, counted from 0, as th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
+from specbench.config.run_config import PromptSelection
 from specbench.data import base
 from specbench.data.base import Item
 from specbench.data.prompts import CARRIED
@@ -19,9 +18,9 @@ from specbench.data.prompts import CARRIED
 TASKS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 
 
-def items(cfg: Mapping[str, Any]) -> list[Item]:
+def items(wanted: PromptSelection) -> list[Item]:
     """`n` prompts, chosen by `seed`. metadata: GenEval's (tag, include, exclude)."""
-    return base.subset(entries(), cfg)
+    return base.subset(entries(), wanted)
 
 
 @cache

@@ -5,15 +5,13 @@ Images are spread evenly: 1,000 consecutive images have each class once, so n = 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from specbench.config.run_config import PromptSelection
 from specbench.data import base
 from specbench.data.base import Item
 
 CLASSES = 1000
 
 
-def items(cfg: Mapping[str, Any]) -> list[Item]:
+def items(wanted: PromptSelection) -> list[Item]:
     """`n` class numbers; see `base.spread`."""
-    return [Item(i, str(label), (label,), name) for i, label, name in base.spread(CLASSES, cfg)]
+    return [Item(i, str(label), (label,), name) for i, label, name in base.spread(CLASSES, wanted)]

@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from specbench.config.run_config import PromptSelection
 from specbench.data import base
 from specbench.data.base import Item
 from specbench.errors import UsageError
@@ -47,17 +48,17 @@ IDS = ("id", "file_name")
 LONGEST_CATEGORY = 100  # characters
 
 
-def items(cfg: Mapping[str, Any]) -> list[Item]:
+def items(wanted: PromptSelection) -> list[Item]:
     """The first `n` prompts of the file."""
-    return base.first(read(home.expanded(cfg["prompts"])), cfg)
+    return base.first(read(home.expanded(wanted.own["prompts"])), wanted)
 
 
-def subset(cfg: Mapping[str, Any]) -> list[Item]:
+def subset(wanted: PromptSelection) -> list[Item]:
     """`n` prompts of one of `DATA_SETS`, chosen by `seed`."""
-    file = CARRIED / DATA_SETS[cfg["data"]]
+    file = CARRIED / DATA_SETS[wanted.data]
     if not file.is_file():
-        file = base.find(cfg, file.name)
-    return base.subset(read(file), cfg)
+        file = base.find(wanted, file.name)
+    return base.subset(read(file), wanted)
 
 
 def read(path: Path) -> list[Item]:

@@ -8,11 +8,11 @@ learn. Images are spread evenly: 40 consecutive images have each class once.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
+from specbench.config.run_config import PromptSelection
 from specbench.data import base, scenes, worlds
 from specbench.data.base import Item
 from specbench.errors import UsageError
@@ -26,12 +26,12 @@ _LAYOUT, _SHAPE, _COLOUR = (list(scenes.ATTRIBUTES).index(name) for name in ATTR
 _SINGLE = scenes.LAYOUTS.index("single")
 
 
-def items(cfg: Mapping[str, Any]) -> list[Item]:
+def items(wanted: PromptSelection) -> list[Item]:
     """`n` class names; see `base.spread`.
 
     labels: as `World.render` returns them; all but the attributes of `ATTRIBUTES` are `worlds.ABSENT`.
     """
-    return [Item(i, NAMES[number], labels_of(number), name) for i, number, name in base.spread(len(NAMES), cfg)]
+    return [Item(i, NAMES[number], labels_of(number), name) for i, number, name in base.spread(len(NAMES), wanted)]
 
 
 def labels_of(number: int) -> tuple[int, ...]:

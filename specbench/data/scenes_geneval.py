@@ -9,11 +9,12 @@ a small red circle, a large blue circle and ..."), and a caption has at most thr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from specbench.config.run_config import PromptSelection
 from specbench.data import scenes, worlds
 from specbench.data.base import Item
 from specbench.data.geneval import TASKS
@@ -23,13 +24,13 @@ _KEY = 2**63 + 1  # of the generator; differs from all keys of `World.sample`
 _RELATIONS = {"beside": "right of", "above": "below"}
 
 
-def items(cfg: Mapping[str, Any]) -> list[Item]:
+def items(wanted: PromptSelection) -> list[Item]:
     """`n` captions; the i-th has task i modulo 6. They do not depend on `seed`, and a larger n extends a smaller one.
 
     labels: as `World.render` returns them; metadata: as `tasks_of` returns it.
     """
     captions = []
-    for s in map(sample, range(cfg["n"])):
+    for s in map(sample, wanted.drawn):
         labels, task = s.scene.labels(), TASKS[s.index % len(TASKS)]
         captions.append(Item(s.index, s.caption, tuple(labels), str(s.index), metadata=tasks_of(labels)[task]))
     return captions

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from specbench.config.run_config import PromptSelection
 from specbench.data.base import Item
 from specbench.errors import unknown
 
@@ -113,12 +114,13 @@ class World:
             scene = self.describe(rng)
         return Sample(index, scene, self.caption(scene, rng), rng)
 
-    def items(self, cfg: Mapping[str, Any]) -> list[Item]:
+    def items(self, wanted: PromptSelection) -> list[Item]:
         """The first `n` entries of a split, for any seed: a split already is an endless random sequence, and its
         captions belong to the images of the same index. Raises UsageError for an unknown split."""
-        if cfg["split"] not in SPLITS:
-            raise unknown(f"split of {self.name}", cfg["split"], SPLITS)
-        samples = (self.sample(cfg["split"], index) for index in range(cfg["n"]))
+        split = wanted.own["split"]
+        if split not in SPLITS:
+            raise unknown(f"split of {self.name}", split, SPLITS)
+        samples = (self.sample(split, index) for index in wanted.drawn)
         return [
             Item(s.index, s.caption, tuple(s.scene.labels()), str(s.index), category=s.scene.layout) for s in samples
         ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -94,9 +93,9 @@ class Sampling:
 
     temperature: 0 is greedy, a point mass on the largest logit.
     top_k, top_p: None and 1 disable the filters.
-    entropy: (a, b, c) of the entropy-dependent temperature (arXiv 2510.09012), `temperature` * (a exp(-e / b) + c). e
-        is the entropy in nats of the guided distribution at temperature 1 after the filters, which then come before the
-        temperature.
+    entropy_temperature: (a, b, c) of the entropy-dependent temperature (arXiv 2510.09012), `temperature` * (a exp(-e /
+        b) + c). e is the entropy in nats of the guided distribution at temperature 1 after the filters, which then come
+        before the temperature.
     top_n_sigma: a third filter, after top-k and top-p. A token stays if its logit is at least the largest minus this
         many sigma. Sigma is the root mean square of the remaining logits (not their standard deviation), as in the
         Jacobi mode of Lumina-mGPT 2.
@@ -107,23 +106,9 @@ class Sampling:
     top_k: int | None = None
     top_p: float = 1.0
     cfg_scale: float = 1.0
-    entropy: tuple[float, float, float] | None = None
+    entropy_temperature: tuple[float, float, float] | None = None
     top_n_sigma: float | None = None
     kernels: Kernels | None = field(default=None, repr=False, compare=False)
-
-    @classmethod
-    def from_config(cls, cfg: Mapping[str, Any], cfg_scale: float | None = None) -> Sampling:
-        """The sampling of flat parameters. cfg_scale: replaces their scale."""
-        curve = cfg.get("entropy_temperature")
-        scale = cfg["cfg_scale"] if cfg_scale is None else cfg_scale
-        return cls(
-            temperature=cfg["temperature"],
-            top_k=cfg["top_k"],
-            top_p=cfg["top_p"],
-            cfg_scale=scale,
-            entropy=curve and tuple(curve),
-            top_n_sigma=cfg.get("top_n_sigma"),
-        )
 
     @property
     def guided(self) -> bool:
@@ -133,8 +118,10 @@ class Sampling:
     def unfiltered(self) -> Sampling:
         """The same without top-k and top-p. The temperature is 1 if decoding is greedy or the temperature depends on
         the entropy."""
-        temperature = self.temperature if self.entropy is None else 1.0
-        return replace(self, temperature=temperature or 1.0, top_k=None, top_p=1.0, entropy=None, top_n_sigma=None)
+        temperature = self.temperature if self.entropy_temperature is None else 1.0
+        return replace(
+            self, temperature=temperature or 1.0, top_k=None, top_p=1.0, entropy_temperature=None, top_n_sigma=None
+        )
 
     def distributions(self, logits: Tensor, session: Any, positions: Tensor) -> Distributions:
         """The distributions of the tokens at image positions (B, n), from the raw logits (R, n, V) of a head. `session`
@@ -151,7 +138,12 @@ class Sampling:
     @property
     def _fused(self) -> Kernels | None:
         """The kernels, if they can replace the plain code for these parameters."""
-        plain = self.temperature == 0 or self.top_p < 1 or self.entropy is not None or self.top_n_sigma is not None
+        plain = (
+            self.temperature == 0
+            or self.top_p < 1
+            or self.entropy_temperature is not None
+            or self.top_n_sigma is not None
+        )
         return None if plain else self.kernels
 
     def apply_guidance(self, logits: Tensor) -> Tensor:
@@ -171,7 +163,7 @@ class Sampling:
         if self._fused is not None:
             flat = logits.reshape(1, -1, logits.shape[-1])
             return self._fused.probs(flat, self.temperature, self.top_k).view_as(logits)
-        if self.temperature != 1 and self.entropy is None:
+        if self.temperature != 1 and self.entropy_temperature is None:
             logits = logits / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             floor = logits.topk(self.top_k, dim=-1).values[..., -1:]
@@ -183,8 +175,8 @@ class Sampling:
             logits = logits.masked_fill(torch.zeros_like(outside).scatter_(-1, index, outside), -torch.inf)
         if self.top_n_sigma is not None:
             logits = within_sigma(logits, self.top_n_sigma)
-        if self.entropy is not None:
-            a, b, c = self.entropy
+        if self.entropy_temperature is not None:
+            a, b, c = self.entropy_temperature
             entropy = sum_last(torch.special.entr(logits.softmax(-1)))
             logits = logits / (self.temperature * (a * torch.exp(-entropy / b) + c)).unsqueeze(-1)
         return logits.softmax(-1)
@@ -194,7 +186,7 @@ class Sampling:
         top_n_sigma depends on more than these; here it takes their logarithms as logits."""
         if self == self.unfiltered:
             return full
-        if self.entropy is not None:  # `full` has temperature 1
+        if self.entropy_temperature is not None:  # `full` has temperature 1
             return self.probs(full.log())
         return replace(self, temperature=0.0 if self.temperature == 0 else 1.0).probs(full.log())
 

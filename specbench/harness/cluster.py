@@ -12,12 +12,13 @@ import os
 import subprocess
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Self
 
 from specbench import data
+from specbench.config.run_config import RunConfig
 from specbench.errors import RunError, UsageError, install, plain
 from specbench.harness import processes
 from specbench.harness.log import say
@@ -34,21 +35,21 @@ _QUIET = {
 _STORE_BYTES = 128 * 2**20  # memory for images in transit; Ray's default is a third of the machine's memory
 
 
-def is_used(cfg: Mapping[str, Any]) -> bool:
+def is_used(cfg: RunConfig) -> bool:
     """Whether a run decodes in other processes."""
-    return bool(cfg["workers"] > 1 or cfg["ray_address"])
+    return bool(cfg.workers > 1 or cfg.ray_address)
 
 
-def check(cfg: Mapping[str, Any]) -> None:
+def check(cfg: RunConfig) -> None:
     """Raises UsageError if a run needs Ray and it is not installed."""
     if is_used(cfg) and importlib.util.find_spec("ray") is None:
         raise UsageError(f"workers= above 1 and ray_address= need Ray: {install('ray')}")
 
 
-def check_address(cfg: Mapping[str, Any]) -> None:
+def check_address(cfg: RunConfig) -> None:
     """Raises UsageError if no cluster answers at `ray_address` within `WAIT_S`. Another process tries it, because Ray
     ends its own process if it cannot connect."""
-    if not (address := cfg["ray_address"]):
+    if not (address := cfg.ray_address):
         return
     say(f"connecting to the Ray cluster at {address}")
     program = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False)"
@@ -70,13 +71,13 @@ class WorkerActor:
     """The Ray actor of a worker. The constructor does not load the model, so that a bad argument is reported as such
     and not as the death of the worker."""
 
-    def __init__(self, cfg: Mapping[str, Any], loader: Loader, num_workers: int) -> None:
+    def __init__(self, cfg: RunConfig, loader: Loader, num_workers: int) -> None:
         self._args = cfg, loader, num_workers
 
     def load(self) -> list[Event]:
         import torch
 
-        if self._args[0]["device"] == "cpu":
+        if self._args[0].device == "cpu":
             torch.set_num_threads(1)
         self._worker = Worker(*self._args)
         return [self._worker.joined]
@@ -97,19 +98,20 @@ class _Task:
 class Workers:
     """The workers of a run. They start when there is something to decode, and end with the `with` block."""
 
-    def __init__(self, cfg: Mapping[str, Any], loader: Loader) -> None:
-        self._cfg, self._loader, self._num_workers = dict(cfg), loader, int(cfg["workers"])
+    def __init__(self, cfg: RunConfig, loader: Loader) -> None:
+        self._cfg, self._loader, self._num_workers = cfg, loader, cfg.workers
         self._idle: list[Any] = []
         self._busy: dict[Any, _Task] = {}  # by the reference to its result
         self._failed_starts = 0  # workers that died while loading since a worker last finished loading
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            if not self._cfg["ray_address"]:
+            if not self._cfg.ray_address:
                 stack.enter_context(processes.guarded())
-            self._ray = _connected(self._num_workers, self._cfg["ray_address"])
+            self._ray = _connected(self._num_workers, self._cfg.ray_address)
             stack.callback(self._ray.shutdown)
-            self._cfg["device"] = device = self._device()
+            device = self._device()
+            self._cfg = self._cfg.changed(device=device)
             self._end = stack.pop_all()
         gpus = 1 if device == "cuda" else 0
         actor = self._ray.remote(WorkerActor).options(num_cpus=1, num_gpus=gpus, max_restarts=0)
@@ -121,7 +123,7 @@ class Workers:
 
     def _device(self) -> str:
         """The device of each worker. UsageError if there are too few."""
-        resources, requested = self._ray.cluster_resources(), self._cfg["device"]
+        resources, requested = self._ray.cluster_resources(), self._cfg.device
         if requested not in ("auto", "cpu", "cuda"):
             raise UsageError(
                 f"device={requested} names one device, but each worker uses its own GPU: use device=cuda, or workers=1"
@@ -137,7 +139,7 @@ class Workers:
 
     def decode(self, items: Sequence[data.Item], baseline: bool, stop: Callable[[], bool]) -> Iterator[list[Event]]:
         """See `Worker.decode`. Events arrive in the order in which batches finish."""
-        size = self._cfg["batch"]
+        size = self._cfg.batch
         queue = deque(items[start : start + size] for start in range(0, len(items), size))
         deaths: Counter[tuple[int, int]] = Counter()  # by a batch's first index and its size
         while (in_progress := any(task.items for task in self._busy.values())) or queue:
@@ -178,7 +180,7 @@ class Workers:
         if not task.items:
             self._failed_starts += 1
             if self._failed_starts >= MOST_DEATHS * self._num_workers:
-                raise RunError(f"{self._failed_starts} workers died while loading {self._cfg['model']} ({how})")
+                raise RunError(f"{self._failed_starts} workers died while loading {self._cfg.model} ({how})")
             return [Died(f"a worker died while loading ({how})")]
         first, size = task.items[0].index, len(task.items)
         deaths[first, size] += 1

@@ -19,6 +19,7 @@ import numpy as np
 
 from specbench import data, metrics
 from specbench.config import configuration, indices, parameters
+from specbench.config.run_config import PromptSelection
 from specbench.data.prompts import SUFFIXES
 from specbench.errors import UsageError, plain
 from specbench.harness.folder import stored
@@ -56,6 +57,23 @@ _OF_PROMPTS = ("data", "split", "caption", "prompts", "seed")
 PROMPT_FILES = ("prompts", "captions", "metadata")
 
 _METADATA = "evaluation.json"  # in the folder of the results: the folder of the images, and the source of their prompts
+
+
+@dataclass(frozen=True)
+class ScoringConfig:
+    """The checked parameters of a scoring of images: those of the metrics, where and in which batches the networks run,
+    and the prompts (without a data set: none; n = None: see `pairing.pair`). out: the folder of the results."""
+
+    metrics: tuple[str, ...]
+    metrics_dir: str | None
+    reference: str | None
+    device: str
+    batch: int
+    prompts: PromptSelection
+
+    @property
+    def data(self) -> str:
+        return self.prompts.data
 
 
 @dataclass(frozen=True)
@@ -112,12 +130,12 @@ def _evaluate_images(folder: Path, arguments: dict[str, Any], partial: bool) -> 
     out = home.expanded(arguments["out"]) if arguments.get("out") else _default_out(folder)
     if not {"prompts", "data"} & arguments.keys():
         arguments |= _prompts_in_folder(folder) or _earlier_prompts(out)
-    cfg = _with_defaults(arguments)
-    if not cfg["metrics"]:
+    cfg = _config(arguments)
+    if not cfg.metrics:
         raise UsageError("no metrics are requested: name some with metrics=")
     context = metrics.scoring_context(cfg)
-    reading = [name for name in cfg["metrics"] if metrics.metric(name, context).reads_prompt]
-    pairs = pair(folder, paths, cfg, arguments, cfg["data"], reading, partial)
+    reading = [name for name in cfg.metrics if metrics.metric(name, context).reads_prompt]
+    pairs = pair(folder, paths, cfg.prompts, reading, partial)
     with _opened(out, folder) as run_id, _stop_message(out):
         prompts = {name: arguments[name] for name in (*_OF_PROMPTS, "data_dir", "n") if name in arguments}
         metadata = _Metadata(str(folder.resolve()), run_id, prompts)
@@ -137,7 +155,7 @@ def _prompts_in_folder(folder: Path) -> dict[str, Any]:
     return {"data": "prompts", "prompts": str(files[0])} if files else {}
 
 
-def _with_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _config(arguments: Mapping[str, Any]) -> ScoringConfig:
     """The parameters of a scoring of images, with defaults. UsageError for a parameter that the data set does not
     have."""
     source = arguments.get("data", "")
@@ -151,8 +169,16 @@ def _with_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if "metrics" not in arguments:
         chosen = parameters.preferred("data", source).get("metrics", "coco")
         defaults |= configuration.values([f"metrics={chosen}"], ["metrics"])
-    cfg = {name: arguments[name] if name in arguments else defaults[name] for name in known}
-    return cfg | {name: parameters.in_run(cfg)[name].checked(name, cfg[name]) for name in declared}
+    values = {name: arguments[name] if name in arguments else defaults[name] for name in known}
+    own = {name: parameters.in_run(values)[name].checked(name, values[name]) for name in declared - {"data"}}
+    return ScoringConfig(
+        tuple(values["metrics"]),
+        values["metrics_dir"],
+        values["reference"],
+        values["device"],
+        values["batch"],
+        PromptSelection(source, arguments.get("n"), values["seed"], own),
+    )
 
 
 def _default_out(folder: Path) -> Path:
@@ -213,7 +239,7 @@ def _stop_message(out: Path) -> Iterator[None]:
         ) from None
 
 
-def _score_images(folder: Path, out: Path, run_id: str, pairs: Pairs, cfg: Mapping[str, Any]) -> Evaluation:
+def _score_images(folder: Path, out: Path, run_id: str, pairs: Pairs, cfg: ScoringConfig) -> Evaluation:
     """Scores pairs of images and prompts, and writes the row and the scores of each image. The metrics of earlier
     requests stay in the row as long as the images are the same."""
     files = _CachedFiles(pairs.paths, out / "digests.json")
@@ -222,10 +248,10 @@ def _score_images(folder: Path, out: Path, run_id: str, pairs: Pairs, cfg: Mappi
     images = ImageSet("method", files, lambda: pairs.items, content, sha256(json.dumps(labelled), 16))
     earlier = _earlier_lines(ScoreJournal(out / "scores.jsonl"), content)
     context = metrics.scoring_context(cfg)
-    names = joined([*earlier], cfg["metrics"])
-    unpaired = [name for name in names if not cfg["data"] and metrics.metric(name, context).reads_prompt]
+    names = joined([*earlier], cfg.metrics)
+    unpaired = [name for name in names if not cfg.data and metrics.metric(name, context).reads_prompt]
     wanted = {name: request(name, context) for name in names if name not in unpaired}
-    scoring = Scoring(cfg, wanted, out, cfg["device"], cfg["batch"])
+    scoring = Scoring(cfg, wanted, out, cfg.device, cfg.batch)
     try:
         scored = scoring.score(images)
         for i, digest in enumerate(files.digests):  # of images that no metric read
@@ -302,7 +328,7 @@ def _row(
     run_id: str,
     pairs: Pairs,
     files: _CachedFiles,
-    cfg: Mapping[str, Any],
+    cfg: ScoringConfig,
     lines: Sequence[ScoreLine],
 ) -> dict[str, Any]:
     """The row of these images and scores."""
@@ -312,11 +338,11 @@ def _row(
     prompts = Counter(indices.prompt_of(item.index) for item in pairs.items)
     row |= {"images": len(files), "n": len(prompts)}
     row["images_per_prompt"] = prompts.popitem()[1] if len(set(prompts.values())) == 1 else None
-    used = {*(label for line in lines for label in line.plugins), *parameters.plugins_of({"data": cfg["data"]})}
+    used = {*(label for line in lines for label in line.plugins), *parameters.plugins_of({"data": cfg.data})}
     row["plugins"] = "; ".join(sorted(used)) or None
-    if source := cfg["data"]:
-        names = ("data", *parameters.declared("data", source))
-        row |= {name: cfg[name] for name in names if name in COLUMNS}
+    if source := cfg.data:
+        of_prompts = {"data": source, **cfg.prompts.own}
+        row |= {name: value for name, value in of_prompts.items() if name in COLUMNS}
     if any(item.id for item in pairs.items):
         row["prompts_hash"] = data.prompts_hash(pairs.items)
     sides = {side for size in files.sizes for side in (size or (None,))}

@@ -79,7 +79,7 @@ class Execution:
             with cluster.Workers(self.cfg, self.loader) as workers:
                 yield workers
             return
-        say(f"loading {self.cfg['model']}")
+        say(f"loading {self.cfg.model}")
         worker = Worker(self.cfg, self.loader)
         say(f"loaded in {worker.joined.session['loaded_s']:.1f} s")
         self._join(worker.joined)
@@ -90,7 +90,7 @@ class Execution:
     ) -> None:
         """Decodes pairs again while the timing is unsteady: a quarter of the images at a time, from the first image
         on, each at most once more. Only their seconds are recorded."""
-        unused, size = records.to_time_again, 2 * int(self.cfg["batch"])
+        unused, size = records.to_time_again, 2 * int(self.cfg.batch)
         remaining = [item for item in items if item.index in unused]
         size *= -(-len(items) // (4 * size))
         while remaining and records.to_time_again:
@@ -152,7 +152,7 @@ class Execution:
         return replace(image.record, config=self._hashes[image.baseline])
 
     def _label(self, baseline: bool) -> str:
-        return "vanilla" if baseline else str(self.cfg["method"])
+        return "vanilla" if baseline else str(self.cfg.method)
 
     def _handle_other(self, event: Event) -> None:
         """Records and prints every event except an image."""

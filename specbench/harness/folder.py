@@ -153,15 +153,15 @@ class RunFolder:
         edited."""
         if not self.config.exists():
             return
-        stored = self.read_config()
-        names = dict.fromkeys([*config, *stored])
-        different = [name for name in names if name not in MAY_CHANGE and config.get(name) != stored.get(name)]
+        stored, wanted = self.read_config(), config.plain()
+        names = dict.fromkeys([*wanted, *stored])
+        different = [name for name in names if name not in MAY_CHANGE and wanted.get(name) != stored.get(name)]
         if "prompt_length" in different and _may_grow(stored.get("prompt_length"), config):
             different.remove("prompt_length")
         if different:
             shown = different[:3]
             raise UsageError(
-                f"{self} holds a run with {_values(stored, shown)}, not {_values(config, shown)}; choose another out=,"
+                f"{self} holds a run with {_values(stored, shown)}, not {_values(wanted, shown)}; choose another out=,"
                 " or use the parameters in its config.yaml to continue it"
             )
 
@@ -247,7 +247,7 @@ class RunFolder:
 def _may_grow(stored: object, config: RunConfig) -> bool:
     """Whether the folder's padded length of prompts may become the configuration's: images do not depend on it where
     the model skips padding."""
-    longer, model = config.get("prompt_length"), registry.find("model", config["model"])
+    longer, model = config.own.get("prompt_length"), registry.find("model", config.model)
     return type(stored) is type(longer) is int and stored < longer and getattr(model, "skips_padding", False)
 
 
@@ -267,7 +267,7 @@ def stored(path: Path) -> RunConfig:
     folder = RunFolder(path)
     values = folder.read_config()
     try:
-        return RunConfig(parameters.validate({**values, "out": None}))
+        return RunConfig.of(parameters.validate({**values, "out": None}))
     except UsageError as e:
         labels = [
             label
@@ -284,13 +284,13 @@ def _values(cfg: Mapping[str, Any], names: Sequence[str]) -> str:
 def current_prompts(config: RunConfig) -> list[data.Item]:
     """The prompts in their files; [] if they have no file, or the file is gone."""
     try:
-        return [] if registry.is_drawn(config["data"]) else data.images_of(config)
+        return [] if registry.is_drawn(config.data) else data.images_of(config)
     except UsageError:
         return []
 
 
 def recorded_prompts(records: Sequence[Record], config: RunConfig) -> list[data.Item]:
     """The prompts from the records of a run, for a data set whose files no longer exist."""
-    if registry.is_drawn(config["data"]):
+    if registry.is_drawn(config.data):
         return data.images_of(config)
     return [data.Item(r.index, r.prompt, None, r.id) for r in records]

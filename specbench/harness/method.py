@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specbench.config import parameters, registry
+from specbench.config.run_config import RunConfig
 from specbench.decoding.continuous import ContinuousModel, ContinuousRule
 from specbench.decoding.continuous import rule as continuous
 from specbench.decoding.loop import DecoderConfig, Drafter
@@ -27,24 +29,24 @@ from specbench.storage.files import atomic_path, sha256
 _WORTH_KEEPING = 256  # codes; the table of a smaller codebook is computed each time
 
 
-def shape_of(cfg: Mapping[str, Any]) -> DraftShape:
+def shape_of(cfg: RunConfig) -> DraftShape:
     """The shape of a configuration's drafts, computed from its parameters alone. Raises UsageError if they conflict."""
     drafter = registry.chosen("drafter", cfg)
     if not hasattr(drafter, "shape"):
         raise UsageError(
-            f"drafter {cfg['drafter']} does not declare the shape of its drafts: give {type(drafter).__name__} a"
+            f"drafter {cfg.drafter} does not declare the shape of its drafts: give {type(drafter).__name__} a"
             " property shape, a specbench.decoding.shape.DraftShape"
         )
     shape: DraftShape = drafter.shape
     return shape
 
 
-def check(cfg: Mapping[str, Any]) -> None:
+def check(cfg: RunConfig) -> None:
     """Raises UsageError for every mistake in a method that needs no weights to detect: a draft that is longer than an
     image, parameters or parts that conflict. Builds no drafter and no rule."""
     _check_length(cfg)
     shape = shape_of(cfg)
-    if parameters.is_continuous("model", cfg["model"]):
+    if parameters.is_continuous("model", cfg.model):
         continuous_rule(cfg)
         return
     rule = registry.chosen("rule", cfg)
@@ -54,7 +56,7 @@ def check(cfg: Mapping[str, Any]) -> None:
 
 
 def build_method(
-    cfg: Mapping[str, Any],
+    cfg: RunConfig,
     model: Any,
     drafter: Drafter | None = None,
     sampling: Sampling | None = None,
@@ -77,44 +79,52 @@ def build_method(
         target=target.with_aux_hidden_layers(layers) if layers else target,
         drafter=drafter,
         rule=build_rule(cfg, drafter.shape.height, model.codebook, near, target),
-        sampling=sampling or Sampling.from_config(cfg),
+        sampling=sampling or sampling_of(cfg),
         verification=build_verification(cfg, drafter.shape),
-        emitted_draws=cfg["emitted_draws"],
+        emitted_draws=cfg.emitted_draws,
     )
 
 
-def build_continuous(cfg: Mapping[str, Any], model: Any) -> tuple[ContinuousModel | None, ContinuousRule]:
+def sampling_of(cfg: RunConfig) -> Sampling:
+    """The sampling of a configuration."""
+    sampling = cfg.read(Sampling)
+    curve = sampling.entropy_temperature
+    return replace(sampling, entropy_temperature=curve and (curve[0], curve[1], curve[2]))
+
+
+def build_continuous(cfg: RunConfig, model: Any) -> tuple[ContinuousModel | None, ContinuousRule]:
     """The drafter and the rule of a configuration on a loaded model with continuous tokens. Without a drafter (None),
     the target draws alone. Raises UsageError as `build_method` does."""
-    if cfg["drafter"] != "none":
+    if cfg.drafter != "none":
         return registry.chosen("drafter", cfg).build(model), continuous_rule(cfg)
-    iterations = cfg.get("iterations")
+    iterations = cfg.read(continuous.NoiseParameters).iterations
     counts = continuous.tokens_per_iteration(model.target.length, iterations) if iterations else ()
     return None, continuous_rule(cfg, counts)
 
 
-def continuous_rule(cfg: Mapping[str, Any], tokens_per_pass: Sequence[int] = ()) -> ContinuousRule:
+def continuous_rule(cfg: RunConfig, tokens_per_pass: Sequence[int] = ()) -> ContinuousRule:
     """The rule of a configuration for continuous tokens. tokens_per_pass: for a target that draws alone. UsageError for
     parameters that do not fit together."""
-    temperature, final_noise = cfg["temperature"], cfg["final_noise"]
-    if cfg["drafter"] == "none":
+    noise = cfg.read(continuous.NoiseParameters)
+    temperature, final_noise = noise.temperature, noise.final_noise
+    if cfg.drafter == "none":
         return ContinuousRule(tuple(tokens_per_pass), temperature=temperature, final_noise=final_noise)
-    if cfg.get("iterations"):
-        raise UsageError(f"method {cfg['method']} verifies token by token: leave iterations= out, or give null")
+    if noise.iterations:
+        raise UsageError(f"method {cfg.method} verifies token by token: leave iterations= out, or give null")
     rule: continuous.DensityRule = registry.chosen("rule", cfg)
-    return rule.build(registry.chosen("drafter", cfg), cfg["verification"], temperature, final_noise)
+    return rule.build(registry.chosen("drafter", cfg), cfg.verification, temperature, final_noise)
 
 
-def build_drafter(cfg: Mapping[str, Any], model: Any) -> Drafter:
+def build_drafter(cfg: RunConfig, model: Any) -> Drafter:
     """The drafter of a configuration, with the network of the loaded model that it needs."""
     drafter: Drafter = registry.chosen("drafter", cfg).build(model)
     if not hasattr(drafter, "shape"):
-        raise UsageError(f"drafter {cfg['drafter']} has no attribute shape; set it to the DraftShape of its parameters")
+        raise UsageError(f"drafter {cfg.drafter} has no attribute shape; set it to the DraftShape of its parameters")
     return drafter
 
 
 def build_rule(
-    cfg: Mapping[str, Any],
+    cfg: RunConfig,
     height: int,
     codebook: Callable[[], Tensor],
     near: Callable[..., Tensor] | None = None,
@@ -123,37 +133,37 @@ def build_rule(
     """The rule of a configuration, for drafts of this height and a target with this codebook (see `rules.RuleContext`);
     near: see `build_method`."""
     embeddings = getattr(target, "embeddings", None)  # targets that are tables have none
-    greedy, near = cfg["temperature"] == 0, near or cached_neighbours
-    context = RuleContext(height, codebook, greedy, near, embeddings, cfg.get("top_n_sigma"))
+    greedy, near = cfg.temperature == 0, near or cached_neighbours
+    context = RuleContext(height, codebook, greedy, near, embeddings, cfg.own.get("top_n_sigma"))
     rule: Rule = registry.chosen("rule", cfg).build(context)
     return rule
 
 
-def build_verification(cfg: Mapping[str, Any], shape: DraftShape) -> Verification:
+def build_verification(cfg: RunConfig, shape: DraftShape) -> Verification:
     """The verification of a configuration. Raises UsageError if drafts of this shape do not fit it."""
-    if shape.skips and cfg["verification"] != "token":
+    if shape.skips and cfg.verification != "token":
         raise UsageError(
-            f"drafter {cfg['drafter']} commits tokens without verification, and verification={cfg['verification']}"
+            f"drafter {cfg.drafter} commits tokens without verification, and verification={cfg.verification}"
             " does not support that: use verification=token"
         )
-    verified = Verified(cfg["drafter"], cfg["rule"], shape)
+    verified = Verified(cfg.drafter, cfg.rule, shape)
     verification: Verification = registry.chosen("verification", cfg).build(verified)
     return verification
 
 
-def _check_length(cfg: Mapping[str, Any]) -> None:
+def _check_length(cfg: RunConfig) -> None:
     """Raises UsageError for a draft that is longer than an image."""
-    module = registry.module("model", cfg["model"])
-    tokens = None if cfg.get("reduced") or not hasattr(module, "tokens_of_image") else module.tokens_of_image(cfg)
+    module = registry.module("model", cfg.model)
+    tokens = None if cfg.own.get("reduced") or not hasattr(module, "tokens_of_image") else module.tokens_of_image(cfg)
     if tokens is None:  # the length depends on the weights
         return
-    lengths = {name: cfg[name] for name in ("window", "nodes") if name in cfg}
+    lengths = {name: cfg.own[name] for name in ("window", "nodes") if name in cfg}
     if "tree" in cfg and "window" not in cfg:
-        lengths["tree"] = len(parse(cfg["tree"]))
+        lengths["tree"] = len(parse(cfg.own["tree"]))
     for name, count in lengths.items():
         if count > tokens:
             raise UsageError(
-                f"{name} drafts {count} tokens, but an image of {cfg['model']} has {tokens}: use at most {tokens}"
+                f"{name} drafts {count} tokens, but an image of {cfg.model} has {tokens}: use at most {tokens}"
             )
 
 

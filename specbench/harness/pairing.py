@@ -6,10 +6,10 @@ import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from specbench import data
 from specbench.config import indices, registry
+from specbench.config.run_config import PromptSelection
 from specbench.errors import UsageError
 from specbench.rows.remark import Remark, free, remark
 from specbench.storage import image_files
@@ -27,9 +27,7 @@ class Pairs:
 def pair(
     folder: Path,
     paths: list[Path],
-    cfg: Mapping[str, Any],
-    requested: Collection[str],
-    source: str,
+    wanted: PromptSelection,
     reading: Sequence[str],
     partial: bool,
 ) -> Pairs:
@@ -38,24 +36,25 @@ def pair(
 
     Args:
         folder, paths: the folder, and the images in it and its subfolders.
-        cfg: values of the parameters of the prompts. requested: the names of the parameters that the user set.
-        source: the data set; empty: no prompts.
+        wanted: the prompts; none without a data set. n = None: all of a file; of a data set that is drawn, one for each
+            image.
         reading: the metrics that read prompts.
         partial: prompts without an image are allowed.
     """
     unpaired = [data.Item(i, "", None) for i in range(len(paths))]
-    if not source:
+    if not wanted.data:
         if reading:
             raise UsageError(
                 f"{reading[0]} reads prompts: use prompts=FILE, or data=NAME for a data set, or put a file"
                 " prompts.jsonl (.txt, .csv, ...) into the folder"
             )
         return Pairs(paths, unpaired)
-    n = cfg["n"] if "n" in requested else len(paths) if registry.is_drawn(source) else None
+    if wanted.n is None and registry.is_drawn(wanted.data):
+        wanted = replace(wanted, n=len(paths))
     try:
-        return _pair_by_name(folder, paths, data.load({**cfg, "n": n}), partial)
+        return _pair_by_name(folder, paths, data.load(wanted), partial)
     except UsageError as e:
-        if reading or "prompts" in requested:
+        if reading or "prompts" in wanted.own:
             raise
         return Pairs(paths, unpaired, (remark("not_paired", reason=str(e)),))
 

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from specbench.config import parameters, registry
+from specbench.config.run_config import RunConfig
 from specbench.decoding import continuous
 from specbench.decoding.batch import BatchDecoding, Decoded, decode_stream
 from specbench.decoding.drafters.none import NoDraft
@@ -49,9 +50,9 @@ def resolve_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def engine_of(cfg: Mapping[str, Any], device: torch.device) -> Eager | Graphs:
+def engine_of(cfg: RunConfig, device: torch.device) -> Eager | Graphs:
     """The engine that executes the steps. Raises UsageError if it cannot run on this device."""
-    name = cfg["engine"]
+    name = cfg.engine
     if name == "eager":
         return Eager()
     if device.type != "cuda":
@@ -72,21 +73,21 @@ def _fused(device: torch.device) -> Graphs:
     return Graphs(kernels=FusedKernels(Tiles.load(home.tiles_file(torch.cuda.get_device_name(device)))))
 
 
-def check_engine(cfg: Mapping[str, Any]) -> None:
+def check_engine(cfg: RunConfig) -> None:
     """Raises UsageError if the engine cannot execute the model on any device."""
-    if cfg["engine"] == "triton" and parameters.is_continuous("model", cfg["model"]):
+    if cfg.engine == "triton" and parameters.is_continuous("model", cfg.model):
         raise UsageError(
-            f"engine=triton needs discrete tokens, but {cfg['model']} has continuous tokens: use engine=graph"
+            f"engine=triton needs discrete tokens, but {cfg.model} has continuous tokens: use engine=graph"
         )
 
 
-def load_model(cfg: Mapping[str, Any]) -> tuple[torch.device, Any]:
+def load_model(cfg: RunConfig) -> tuple[torch.device, Any]:
     """The device and the loaded model of a configuration, without its drafter."""
-    device = resolve_device(cfg["device"])
-    check_choice("dtype", cfg["dtype"], tuple(DTYPES))
-    if device.type == "cpu" and parameters.world("model", cfg["model"]) and "OMP_NUM_THREADS" not in os.environ:
+    device = resolve_device(cfg.device)
+    check_choice("dtype", cfg.dtype, tuple(DTYPES))
+    if device.type == "cpu" and parameters.world("model", cfg.model) and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # two are hardly faster for its small products, and ten times slower under load
-    return device, registry.find("model", cfg["model"])(cfg, device, DTYPES[cfg["dtype"]])
+    return device, registry.find("model", cfg.model)(cfg, device, DTYPES[cfg.dtype])
 
 
 @dataclass
@@ -245,19 +246,19 @@ class Pipeline(BasePipeline):
         self.config = config
 
     @classmethod
-    def load(cls, cfg: Mapping[str, Any]) -> Pipeline | ContinuousPipeline:
+    def load(cls, cfg: RunConfig) -> Pipeline | ContinuousPipeline:
         """Loads a pipeline from flat parameters: model, weights, device, dtype, drafter, rule and their parameters."""
         return cls.assemble(cfg, *load_model(cfg))
 
     @classmethod
-    def assemble(cls, cfg: Mapping[str, Any], device: torch.device, model: Any) -> Pipeline | ContinuousPipeline:
+    def assemble(cls, cfg: RunConfig, device: torch.device, model: Any) -> Pipeline | ContinuousPipeline:
         """Combines a loaded model with the method of a configuration."""
-        if parameters.is_continuous("model", cfg["model"]):
+        if parameters.is_continuous("model", cfg.model):
             drafter, rule = build_continuous(cfg, model)
             weights, engine = registry.weights_label(cfg), engine_of(cfg, device)
-            return ContinuousPipeline(model, drafter, rule, device, cfg["model"], weights, engine)
+            return ContinuousPipeline(model, drafter, rule, device, cfg.model, weights, engine)
         method, weights = build_method(cfg, model), registry.weights_label(cfg)
-        return cls(model, method, device, cfg["model"], weights, engine_of(cfg, device))
+        return cls(model, method, device, cfg.model, weights, engine_of(cfg, device))
 
     @property
     def passes(self) -> int:

@@ -81,7 +81,7 @@ class PlannedRun:
         if name == SECONDS:
             return self.timed and row.get(name) == "false"
         known = row.get(name) or any(remark.column == name for remark in remarks_of(row))
-        return bool(self.config.get("emitted_draws")) and not known
+        return bool(self.config.emitted_draws) and not known
 
     def with_newest(self, rows: Sequence[Row]) -> Self:
         """This run with the last of these rows that fits."""

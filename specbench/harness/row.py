@@ -46,7 +46,7 @@ def row(
     sessions = {name: session for name, session in metadata.sessions.items() if name in used}
     last = sessions[max(sessions, key=lambda name: str(sessions[name].get("started")))]
     columns: dict[str, Any] = dict.fromkeys(COLUMNS)
-    columns |= {name: value for name, value in config.items() if name in COLUMNS}
+    columns |= {name: value for name, value in config.plain().items() if name in COLUMNS}
     columns |= {name: value for name, value in last.items() if name in COLUMNS}
     columns |= {"run_id": metadata.run_id, "config_hash": provenance.config_hash(config)}
     columns["time"] = _newest([*records, *(reference or [])], scores)
@@ -93,7 +93,7 @@ def _measured(
 ) -> dict[str, Any]:
     """The columns of the images and of their baseline; row: the columns of the configuration."""
     columns: dict[str, Any] = {"timing": timing.was_timed([*records, *(reference or [])])}
-    columns |= summary.speed(records) | summary.columns(records, parameters.in_raster_order(config))
+    columns |= summary.speed(records) | summary.columns(records, parameters.in_raster_order(config.drafter))
     if columns.get("perplexity") is not None:
         # see `Sampling.unfiltered`
         temperature = 1 if row.get("entropy_temperature") is not None else row["temperature"] or 1
@@ -104,7 +104,7 @@ def _measured(
     if reference:
         columns |= summary.versus(records, reference, again)
         if "gamma" in config:
-            columns |= summary.expected_speedup(records, reference, config["gamma"])
+            columns |= summary.expected_speedup(records, reference, config.own["gamma"])
         columns["baseline_run_id"] = run_id + ("" if config.is_vanilla else "/baseline")
     return columns
 

@@ -87,7 +87,7 @@ def run(
 
     Args:
         config: the result of `configuration.compose`.
-        out: the run's folder. Default: `config["out"]`, or a new folder under runs/ if that is None, too.
+        out: the run's folder. Default: `config.out`, or a new folder under runs/ if that is None, too.
         loader: makes the pipeline. Default: `specbench.harness.pipeline.Pipeline.load`.
         asked: whether the metrics were requested by name, which `specbench resume` needs to know.
 
@@ -95,7 +95,7 @@ def run(
     memory was too small, and Stopped on Ctrl-C: the first one finishes the current image and writes a row over the
     finished images, the second one stops at once.
     """
-    folder = RunFolder(home.expanded(out or config["out"] or new_folder()))
+    folder = RunFolder(home.expanded(out or config.out or new_folder()))
     new = [path for path in (folder.path, *folder.path.parents) if not path.exists()]
     loader = loader or _load_pipeline
     with folder.opened():
@@ -203,7 +203,7 @@ def _run(config: RunConfig, folder: RunFolder, start: Start, loader: Loader, ask
         _announce_unmeasured(start.requests)
         items = items or recorded_prompts(records.wanted_records[0], config)
         Execution(config, folder, loader).decode_missing(records, items)
-    decoded, scorer = time.time(), Scoring(config, start.requests, folder.path)
+    decoded, scorer = time.time(), Scoring(config, start.requests, folder.path, config.device)
     lines = scorer.lines(records, lambda: items or data.images_of(config))
     scored = time.time()
     outcome = _finish(config, folder, records, lines, not start.decodes and not scorer.added)
@@ -211,7 +211,7 @@ def _run(config: RunConfig, folder: RunFolder, start: Start, loader: Loader, ask
         return outcome
     made = [*records.again, *(record for journal in records.journals for record in journal.records.values())]
     spent = report_text.TimeSpent(began, decoded, scored, time.time())
-    return replace(outcome, spent=spent.sentence(config["method"], made, folder.metadata().sessions))
+    return replace(outcome, spent=spent.sentence(config.method, made, folder.metadata().sessions))
 
 
 def rescore(
@@ -231,14 +231,14 @@ def rescore(
         records = _complete_records(folder, config)
         items = current_prompts(config) or recorded_prompts(records.wanted_records[0], config)
         records.check_prompts(items)
-        scorer = Scoring(config, scoring.requests(config), folder.path, device, batch)
+        scorer = Scoring(config, scoring.requests(config), folder.path, device or config.device, batch)
         folder.write_config(config)
         return _finish(config, folder, records, scorer.lines(records, lambda: items), not scorer.added)
 
 
 def _scored(config: RunConfig, requested: Mapping[str, Any]) -> RunConfig:
     """A configuration with further metrics, and other values of `metrics_dir` and `reference`."""
-    parameters.check_measurable({**config, "metrics": requested.get("metrics", ())})
+    parameters.check_measurable(config.model, requested.get("metrics", ()))
     metrics = scoring.joined(config.metrics, requested.get("metrics", config.metrics))
     return config.changed(**{**requested, "metrics": metrics})
 
@@ -315,13 +315,15 @@ def _whole(shards: Sequence[Path], configs: Sequence[RunConfig]) -> RunConfig:
     """The configuration of the run whose shards these are. UsageError if one is missing or belongs to another run."""
     whole = configs[0].changed(shard=None)
     for path, config in zip(shards, configs):
-        if config["shard"] is None:
+        if config.shard is None:
             raise UsageError(f"{path} is not a shard: its run decoded all prompts")
-        if names := sorted(name for name in whole if name != "shard" and config.get(name) != whole[name]):
+        if names := sorted(
+            name for name, value in whole.plain().items() if name != "shard" and config.get(name) != value
+        ):
             raise UsageError(f"{shards[0]} and {path} belong to different runs: they differ in {', '.join(names)}")
-    parts = int(configs[0]["shard"].partition("/")[2])
+    parts = int(str(configs[0].shard).partition("/")[2])
     wanted = {f"{part}/{parts}" for part in range(1, min(parts, whole.n) + 1)}
-    if missing := wanted.difference(config["shard"] for config in configs):
+    if missing := wanted.difference(config.shard for config in configs):
         raise UsageError(f"shard {min(missing)} is missing: name the folders of all {len(wanted)} shards")
     if len(configs) > len(wanted):
         raise UsageError(f"{len(configs)} folders for {len(wanted)} shards: name each shard once")
@@ -359,7 +361,7 @@ def _finish(
     if unchanged:
         LOG.info("nothing left to do")
     else:
-        cells = sheet.cells(config["method"], records)
+        cells = sheet.cells(config.method, records)
         title, quality = report_text.title(columns, config, len(cells)), report_text.quality(columns, config)
         sheet.save(folder.sheet, title, cells, quality)
         LOG.info("row written to %s", folder.row)
@@ -391,7 +393,7 @@ def _write_partial_row(config: RunConfig, folder: RunFolder, records: RunRecords
 
 def _track(outcome: RunOutcome) -> None:
     """Sends the row to the tracker of the configuration, unless it has this row already."""
-    name, folder = outcome.config.get("log", "none"), outcome.folder
+    name, folder = outcome.config.log, outcome.folder
     if name == "none":
         return
     done, content = folder.metadata().logged, sha256_file(folder.row)[:16]
@@ -409,14 +411,14 @@ def _announce_unmeasured(requests: Mapping[str, Request]) -> None:
             say(f"{name} cannot be measured here: {request.fingerprint}")
 
 
-def _load_pipeline(cfg: Mapping[str, Any]) -> BasePipeline:
+def _load_pipeline(cfg: RunConfig) -> BasePipeline:
     from specbench.harness.pipeline import Pipeline
 
     check(cfg)  # on the machine of a worker
     return Pipeline.load(cfg)
 
 
-def _check_libraries(cfg: Mapping[str, Any]) -> None:
+def _check_libraries(cfg: RunConfig) -> None:
     """Raises UsageError if a library that the run needs is not installed."""
     trackers.check(cfg)
     cluster.check(cfg)
@@ -431,7 +433,7 @@ def check_inputs(cfg: RunConfig) -> None:
     check_prompts(cfg, items)
 
 
-def check(cfg: Mapping[str, Any], elsewhere: bool = False) -> None:
+def check(cfg: RunConfig, elsewhere: bool = False) -> None:
     """Raises UsageError for mistakes in a configuration that show before a model is loaded: a bad tree, a missing
     device; and after them MissingFilesError for missing weights. elsewhere: a GPU may be missing here."""
     import torch
@@ -440,16 +442,16 @@ def check(cfg: Mapping[str, Any], elsewhere: bool = False) -> None:
     from specbench.harness.pipeline import check_engine, engine_of, resolve_device
 
     method.check(cfg)
-    if elsewhere and cfg["device"] != "cpu" and not torch.cuda.is_available():
+    if elsewhere and cfg.device != "cpu" and not torch.cuda.is_available():
         check_engine(cfg)
     else:
-        engine_of(cfg, resolve_device(cfg["device"]))
+        engine_of(cfg, resolve_device(cfg.device))
     missing_weights.check(cfg)
 
 
-def check_prompts(cfg: Mapping[str, Any], items: Sequence[data.Item]) -> None:
+def check_prompts(cfg: RunConfig, items: Sequence[data.Item]) -> None:
     """Raises UsageError for prompts that the model cannot read, such as too long ones. Needs the files of its text
     tokenizer, but loads no network."""
-    check_all = getattr(registry.find("model", cfg["model"]), "check_prompts", None)  # optional in a plug-in's model
+    check_all = getattr(registry.find("model", cfg.model), "check_prompts", None)  # optional in a plug-in's model
     if check_all is not None:
         check_all(cfg, items)

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from specbench import metrics
 from specbench.config import parameters
+from specbench.config.run_config import RunConfig
 from specbench.data import Item
 from specbench.errors import UsageError
 from specbench.harness.folder import RunRecords
@@ -87,10 +87,10 @@ def of_records(side: Side, journal: Journal, records: Sequence[Record], load: Ca
     return ImageSet(side, images, load, images_fingerprint(images.digests), prompts_fingerprint(records))
 
 
-def requests(cfg: Mapping[str, Any]) -> dict[str, Request]:
+def requests(cfg: RunConfig) -> dict[str, Request]:
     """Metric -> its request today, of the metrics that a configuration asks for."""
     context = metrics.scoring_context(cfg)
-    return {name: request(name, context) for name in cfg["metrics"]}
+    return {name: request(name, context) for name in cfg.metrics}
 
 
 def joined(earlier: Sequence[str], requested: Sequence[str]) -> list[str]:
@@ -104,7 +104,7 @@ class Scoring:
     """The requested scores of the images in a folder. `added`: how many lines were new.
 
     Args:
-        cfg: the parameters of the scoring context, and `device`.
+        cfg: the parameters of the scoring context.
         requests: see the function `requests`.
         folder: contains scores.jsonl and the cached outputs of the scorers.
         device, batch: where the networks run, and how many images at a time.
@@ -112,14 +112,14 @@ class Scoring:
 
     def __init__(
         self,
-        cfg: Mapping[str, Any],
+        cfg: metrics.References,
         requests: Mapping[str, Request],
         folder: Path,
-        device: str | None = None,
+        device: str,
         batch: int | None = None,
     ) -> None:
         self._cfg, self._requests = cfg, requests
-        self._where = device or cfg["device"], batch or metrics.ScoringContext.batch
+        self._where = device, batch or metrics.ScoringContext.batch
         self.journal, self.cache = ScoreJournal(folder / "scores.jsonl"), metrics.Outputs(folder)
         self.added = 0
 

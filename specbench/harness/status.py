@@ -69,13 +69,13 @@ def of_run(path: Path) -> Status:
     return Status(
         str(path),
         state,
-        cfg["method"],
-        cfg["model"],
+        cfg.method,
+        cfg.model,
         cfg.n,
         images,
         baseline,
         None if None in times else together([0.0, *(time for time in times if time)]),
-        _failures(folder, {cfg["method"]: method, "vanilla": vanilla}) if passes else [],
+        _failures(folder, {cfg.method: method, "vanilla": vanilla}) if passes else [],
         [remark_text.text(finding.remark) for finding in of_records([method[i] for i in wanted if i in method])],
         sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
     )
@@ -85,7 +85,7 @@ def not_started(path: Path, cfg: RunConfig) -> Status:
     """The state of a run in a suite or a grid that has no folder yet."""
     left = PassProgress(0, cfg.images, None)
     baseline = left if cfg.wants_baseline else None
-    return Status(str(path), "not started", cfg["method"], cfg["model"], cfg.n, left, baseline, None, [], [], 0)
+    return Status(str(path), "not started", cfg.method, cfg.model, cfg.n, left, baseline, None, [], [], 0)
 
 
 def _records(path: Path) -> dict[int, Record]:

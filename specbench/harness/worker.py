@@ -13,7 +13,7 @@ import resource
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,6 +24,7 @@ import numpy as np
 
 from specbench import data
 from specbench.config import indices, parameters
+from specbench.config.run_config import RunConfig
 from specbench.decoding import image_statistics
 from specbench.rows import degenerate, timing
 from specbench.rows.journal import Record, pixel_digest
@@ -36,9 +37,9 @@ if TYPE_CHECKING:
 
 
 if TYPE_CHECKING:
-    Loader = Callable[[Mapping[str, Any]], BasePipeline]
+    Loader = Callable[[RunConfig], BasePipeline]
 else:  # the annotation is evaluated where pipelines are not imported
-    Loader = Callable[[Mapping[str, Any]], Any]
+    Loader = Callable[[RunConfig], Any]
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,10 @@ class Joined:
     session: dict[str, Any]
 
     @classmethod
-    def now(cls, cfg: Mapping[str, Any], started: float, **session: Any) -> Joined:
+    def now(cls, cfg: RunConfig, started: float, **session: Any) -> Joined:
         """This process is ready; started: `time.perf_counter` before it loaded the model."""
         process = {
-            "plugins": "; ".join(parameters.plugins_of(cfg)),
+            "plugins": "; ".join(parameters.plugins_of(cfg.plain())),
             "pid": os.getpid(),
             "started": datetime.now(UTC).isoformat(timespec="microseconds"),
             "loaded_s": round(time.perf_counter() - started, 1),
@@ -108,14 +109,14 @@ class Worker:
         num_workers: processes that decode for the run at the same time.
     """
 
-    def __init__(self, cfg: Mapping[str, Any], loader: Loader, num_workers: int = 1) -> None:
+    def __init__(self, cfg: RunConfig, loader: Loader, num_workers: int = 1) -> None:
         self.cfg = cfg
         self.is_timed = timing.is_timed(cfg) and num_workers == 1
         self._timed = 0  # batches timed so far
         started = time.perf_counter()
         self._pipeline = loader(cfg)
         self._vanilla: BasePipeline | None = None
-        self._batch: int = cfg["batch"]
+        self._batch: int = cfg.batch
         self._positions = {index: i for i, index in enumerate(indices.of_run(cfg))}
         self._warm: set[tuple[bool, int]] = set()  # passes and sizes of batches whose warm-up is done
         self.joined = Joined.now(
@@ -126,7 +127,7 @@ class Worker:
             resolution=self._pipeline.resolution,
             tokens=self._pipeline.tokens_per_image,
             workers=num_workers,
-            **({"prompt_length": cfg["prompt_length"]} if "prompt_length" in cfg else {}),
+            **({"prompt_length": cfg.own["prompt_length"]} if "prompt_length" in cfg else {}),
         )
 
     def decode_pairs(self, items: Sequence[data.Item], stop: Callable[[], bool] = never) -> Iterator[list[Event]]:
@@ -173,7 +174,7 @@ class Worker:
             try:
                 pipeline = self._ready(left, baseline)
                 part = left[: self._batch] if self.is_timed else left  # a stream has no seconds of a batch
-                keys = [(self.cfg["seed"], item.index) for item in part]
+                keys = [(self.cfg.seed, item.index) for item in part]
                 for finished in pipeline.stream([item.prompt for item in part], keys, self._batch, stop):
                     if self.is_timed and number is None:
                         self._timed += 1
@@ -208,10 +209,10 @@ class Worker:
         for batch in (items[: self._batch], items[len(items) - last :]) if self.is_timed else ():
             if not batch or (baseline, len(batch)) in self._warm:
                 continue
-            for _ in range(self.cfg["warmup"]):
+            for _ in range(self.cfg.warmup):
                 conditioning = pipeline.encode([item.prompt for item in batch])
                 with watched(None):
-                    warm = pipeline.decode(conditioning, [(self.cfg["seed"], item.index) for item in batch])
+                    warm = pipeline.decode(conditioning, [(self.cfg.seed, item.index) for item in batch])
                 pipeline.pixels(warm.tokens)
             reset_peak_memory(pipeline.device)
             self._warm.add((baseline, len(batch)))
@@ -236,13 +237,13 @@ class Worker:
         tokens = int(decoded.tokens.shape[1])
         steps, drafted, accepted = decoded.steps.tolist(), decoded.drafted.tolist(), decoded.accepted.tolist()
         trace_fields = image_statistics.of_images(decoded.trace, steps, pipeline.passes)
-        alone = self.cfg["batch"] == 1 and timed is not None
+        alone = self.cfg.batch == 1 and timed is not None
         return [
             Image(
                 Record(
                     index=item.index,
                     prompt=item.prompt,
-                    seed=self.cfg["seed"],
+                    seed=self.cfg.seed,
                     tokens=tokens,
                     steps=steps[b],
                     drafted=drafted[b],

@@ -93,12 +93,23 @@ def metric(name: str, context: ScoringContext) -> Metric:
     return _metric_class(chosen)(context, chosen.options)
 
 
-def scoring_context(cfg: Mapping[str, Any], device: str = "cpu", batch: int = ScoringContext.batch) -> ScoringContext:
+class References(Protocol):
+    """The parameters of a run or of a scoring that name files of metrics."""
+
+    @property
+    def metrics_dir(self) -> str | None: ...
+    @property
+    def reference(self) -> str | None: ...
+    @property
+    def data(self) -> str: ...
+
+
+def scoring_context(cfg: References, device: str = "cpu", batch: int = ScoringContext.batch) -> ScoringContext:
     """The scoring context of a configuration: its `metrics_dir`, `reference` (a file, or the name of a data set) and
     `data`."""
-    folder, reference, data = cfg["metrics_dir"], cfg["reference"], cfg["data"]
-    if reference in parameters.choices("data"):
-        reference, data = None, reference
+    folder, reference, data = cfg.metrics_dir, cfg.reference, cfg.data
+    if reference is not None and reference in parameters.choices("data"):
+        data, reference = reference, None
     return ScoringContext(
         ASSETS,
         home.expanded(folder) if folder else home.metrics_folder(),

@@ -18,6 +18,20 @@ GUIDANCE = ("linear", "constant")
 
 
 @dataclass(frozen=True)
+class MaskedSampling:
+    """The parameters of conf/model/base/masked.yaml that the target needs: the guidance, its schedule, and the steps in
+    which the head samples a token."""
+
+    cfg_scale: float
+    cfg_schedule: str
+    diffusion_steps: int
+
+    def guided(self, model: MAR) -> Guided:
+        """A MAR with this guidance."""
+        return Guided(model, self.cfg_scale, self.cfg_schedule)
+
+
+@dataclass(frozen=True)
 class Guided:
     """A MAR with its guidance: strength `scale` (1: no guidance) and schedule `kind`."""
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
+from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
 from specbench.rows import journal
 from specbench.storage.files import content, sha256, write_atomically
@@ -21,7 +22,7 @@ _NOT_HASHED = frozenset(
 )
 
 
-def config_hash(cfg: Mapping[str, Any]) -> str:
+def config_hash(config: RunConfig) -> str:
     """Hash of a checked configuration: equal for equal measurements.
 
     Covers every parameter except locations (`out`, `data_dir`, `metrics_dir`), the parameters of the tracker,
@@ -29,7 +30,7 @@ def config_hash(cfg: Mapping[str, Any]) -> str:
     them), and `protocol` and `variant`, whose values are parameters themselves. `batch`, `device`, `dtype`, `engine`
     and `warmup` count, because a latency depends on them, although on a CPU they change no image.
     """
-    return sha256(json.dumps(_hashed(cfg), sort_keys=True), 12)
+    return sha256(json.dumps(_hashed(config), sort_keys=True), 12)
 
 
 #: Parameters that may change between two starts of a run in one folder, because they change no image.
@@ -39,15 +40,15 @@ MAY_CHANGE = tuple(
 )
 
 
-def decoding_hash(cfg: Mapping[str, Any], baseline: bool = False) -> str:
+def decoding_hash(config: RunConfig, baseline: bool = False) -> str:
     """Hash of the parameters that an image depends on: all except `MAY_CHANGE`, and prompt_length, which may grow where
     padding is skipped. baseline: for an image of vanilla AR."""
-    kept = {name: value for name, value in _hashed(cfg).items() if name not in (*MAY_CHANGE, "prompt_length")}
+    kept = {name: value for name, value in _hashed(config).items() if name not in (*MAY_CHANGE, "prompt_length")}
     return sha256(json.dumps([kept, "vanilla" if baseline else "method"], sort_keys=True), 12)
 
 
-def _hashed(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in cfg.items() if name not in _NOT_HASHED}
+def _hashed(config: RunConfig) -> dict[str, Any]:
+    return {name: value for name, value in config.plain().items() if name not in _NOT_HASHED}
 
 
 def utc() -> str:

@@ -18,16 +18,18 @@ from specbench.rows.shown import doubt, is_biased, shown
 _LEAST = 0.05  # seconds; shorter parts of a start are not listed
 
 
-def describe(cfg: Mapping[str, Any]) -> str:
+def describe(cfg: RunConfig) -> str:
     """How the images were made: "cool_sd (drafter eagle_tree, rule cool, delta 1.1)"."""
-    parts = [f"variant {cfg['variant']}"] if "variant" in cfg else []
-    parts += [f"drafter {cfg['drafter']}", f"rule {cfg['rule']}"]
-    if (verification := cfg.get("verification", "token")) != "token":
+    parts = [f"variant {cfg.variant}"] if cfg.variant else []
+    parts += [f"drafter {cfg.drafter}", f"rule {cfg.rule}"]
+    if (verification := cfg.verification) != "token":
         parts.append(f"verification {verification}")
     parts += [
-        f"{name} {cfg[name]:g}" for name in ("window", "delta", "strength", "budget") if cfg.get(name) is not None
+        f"{name} {value:g}"
+        for name in ("window", "delta", "strength", "budget")
+        if (value := cfg.own.get(name)) is not None
     ]
-    return f"{cfg['method']} ({', '.join(parts)})"
+    return f"{cfg.method} ({', '.join(parts)})"
 
 
 def title(row: Mapping[str, Any], config: RunConfig, prompts: int) -> str:
@@ -38,14 +40,14 @@ def title(row: Mapping[str, Any], config: RunConfig, prompts: int) -> str:
     return f"{row['model']}: {describe(config)}, {length} ({row['images']} images{part})"
 
 
-def quality(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> list[str]:
+def quality(row: Mapping[str, Any], cfg: RunConfig) -> list[str]:
     """The lines of a contact sheet on each metric's difference from vanilla AR."""
     compared = differences(shown(row), _columns(cfg))
     lines = [f"{item.column} {item.value:.4f}, {'; '.join(item.sentences())}" for item in compared]
     return [*lines, *filter(None, [several(compared)])]
 
 
-def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
+def report(row: Mapping[str, Any], cfg: RunConfig) -> str:
     """What a run measured, in a few lines: steps and seconds saved, the divergence from the target, each metric with
     vanilla AR's value and the interval of the difference, and what cannot be concluded. row.csv and `specbench compare`
     have the rest."""
@@ -60,7 +62,7 @@ def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
         ("remarks", remark_text.joined(r for r in remarks_of(row) if not _is_said(r, row, cfg))),
     ]
     source = "/".join(filter(None, [row["data"], row["split"]]))
-    per_prompt = cfg.get("images_per_prompt") or 1
+    per_prompt = cfg.images_per_prompt or 1
     count = (
         f"n={row['n']}"
         + (f" (shard {row['shard']})" if row.get("shard") else "")
@@ -107,13 +109,13 @@ def _metric(row: Mapping[str, Any], name: str, compared: Difference | None) -> s
     return f"{text}, {compared.sentences()[0]}" if compared else text
 
 
-def _is_said(remark: Remark, row: Mapping[str, Any], cfg: Mapping[str, Any]) -> bool:
+def _is_said(remark: Remark, row: Mapping[str, Any], cfg: RunConfig) -> bool:
     """Whether another line of the report has this remark."""
     why_empty = remark.column in _columns(cfg) and row.get(remark.column) is None
     return why_empty or remark.column == "emitted_kl" or remark.code in ("biased", "unsteady")
 
 
-def _inconclusive(row: Mapping[str, Any], cfg: Mapping[str, Any], compared: Iterable[Difference]) -> str:
+def _inconclusive(row: Mapping[str, Any], cfg: RunConfig, compared: Iterable[Difference]) -> str:
     """What the values do not show."""
     compared = list(compared)
     same = [item.column for item in compared if item.is_tested and not item.is_significant]
@@ -133,8 +135,8 @@ def line(name: str, text: str) -> str:
     return f"  {name:<16} {text}"
 
 
-def _columns(cfg: Mapping[str, Any]) -> list[str]:
-    return [column for metric in cfg["metrics"] for column in parameters.metric_columns(metric)]
+def _columns(cfg: RunConfig) -> list[str]:
+    return [column for metric in cfg.metrics for column in parameters.metric_columns(metric)]
 
 
 def step_cost(row: Mapping[str, Any]) -> float | None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from specbench.config.run_config import RunConfig
 from specbench.rows.columns import SHIFT_BOUND
 from specbench.rows.journal import Record
 
@@ -40,11 +41,11 @@ class Pair(NamedTuple):
     steps: float = 1.0
 
 
-def is_timed(cfg: Mapping[str, Any]) -> bool:
+def is_timed(cfg: RunConfig) -> bool:
     """Whether a run measures its seconds: as `timing` says; by default, if one process decodes one image at a time."""
-    if cfg.get("timing") is not None:
-        return bool(cfg["timing"])
-    return cfg["batch"] == 1 and cfg["workers"] == 1 and not cfg["ray_address"]
+    if cfg.timing is not None:
+        return bool(cfg.timing)
+    return cfg.batch == 1 and cfg.workers == 1 and not cfg.ray_address
 
 
 def was_timed(images: Sequence[Record]) -> bool:

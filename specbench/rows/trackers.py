@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from specbench.config import parameters
+from specbench.config.run_config import RunConfig
 from specbench.errors import RunError, UsageError, install
 from specbench.rows import remark_text
 from specbench.rows.csv_files import DETAILS
@@ -36,14 +37,14 @@ class TrackedRun(Protocol):
     def sheet(self) -> Path: ...
 
 
-def check(cfg: Mapping[str, Any]) -> None:
+def check(cfg: RunConfig) -> None:
     """Raises UsageError if the library of the tracker is not installed."""
-    name = cfg.get("log", "none")
+    name = cfg.log
     if name in _WRITERS and importlib.util.find_spec(name) is None:
         raise UsageError(f"log={name} needs {name}: {install(name)}")
 
 
-def write(name: str, cfg: Mapping[str, Any], row: Mapping[str, Any], run: TrackedRun) -> str:
+def write(name: str, cfg: RunConfig, row: Mapping[str, Any], run: TrackedRun) -> str:
     """Writes a finished row to a tracker and returns where. RunError if its library fails."""
     try:
         return _WRITERS[name](cfg, row, run)
@@ -54,9 +55,9 @@ def write(name: str, cfg: Mapping[str, Any], row: Mapping[str, Any], run: Tracke
         ) from e
 
 
-def settings(cfg: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+def settings(cfg: RunConfig, row: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters and the identity of a run, without empty values."""
-    values = {name: value for name, value in cfg.items() if not name.startswith("log") and name != "out"}
+    values = {name: value for name, value in cfg.plain().items() if not name.startswith("log") and name != "out"}
     values |= {name: row[name] for name in ("model", *_IDENTITY)}
     values["remarks"] = remark_text.joined(remarks_of(row)) or None
     return {name: value for name, value in values.items() if value is not None}
@@ -71,11 +72,11 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _mlflow(cfg: Mapping[str, Any], row: Mapping[str, Any], folder: TrackedRun) -> str:
+def _mlflow(cfg: RunConfig, row: Mapping[str, Any], folder: TrackedRun) -> str:
     """A new run, with the run_id of the row in its tag specbench.run_id."""
     import mlflow
 
-    mlflow.set_experiment(cfg["log_project"])
+    mlflow.set_experiment(cfg.own["log_project"])
     with mlflow.start_run(run_name=folder.path.name, tags={"specbench.run_id": row["run_id"]}) as run:
         mlflow.log_params({name: str(value)[:_LONGEST] for name, value in settings(cfg, row).items()})
         mlflow.log_metrics(numbers(row))
@@ -84,14 +85,14 @@ def _mlflow(cfg: Mapping[str, Any], row: Mapping[str, Any], folder: TrackedRun) 
     return f"run {run.info.run_id} at {mlflow.get_tracking_uri()}"
 
 
-def _tensorboard(cfg: Mapping[str, Any], row: Mapping[str, Any], folder: TrackedRun) -> str:
+def _tensorboard(cfg: RunConfig, row: Mapping[str, Any], folder: TrackedRun) -> str:
     """An event file with the numbers over the number of prompts: in log_dir/run_id, or tensorboard/ in the run's
     folder."""
     from torch.utils.tensorboard import SummaryWriter
 
     where = folder.path / "tensorboard"
-    if cfg["log_dir"]:
-        where = Path(home.expanded(cfg["log_dir"])) / str(row["run_id"])
+    if folders := cfg.own["log_dir"]:
+        where = Path(home.expanded(folders)) / str(row["run_id"])
     with SummaryWriter(str(where)) as writer:
         for name, value in numbers(row).items():
             writer.add_scalar(name, value, row["n"])
@@ -100,12 +101,12 @@ def _tensorboard(cfg: Mapping[str, Any], row: Mapping[str, Any], folder: Tracked
     return str(where)
 
 
-def _wandb(cfg: Mapping[str, Any], row: Mapping[str, Any], folder: TrackedRun) -> str:
+def _wandb(cfg: RunConfig, row: Mapping[str, Any], folder: TrackedRun) -> str:
     """The same run_id continues the same run, for example with more prompts."""
     import wandb
 
     run = wandb.init(
-        project=cfg["log_project"],
+        project=cfg.own["log_project"],
         id=row["run_id"],
         name=folder.path.name,
         resume="allow",
@@ -123,7 +124,7 @@ def _wandb(cfg: Mapping[str, Any], row: Mapping[str, Any], folder: TrackedRun) -
 
 
 #: Tracker -> its writer. The module that it needs, and the extra that installs it, have the tracker's name.
-_WRITERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any], TrackedRun], str]] = {
+_WRITERS: dict[str, Callable[[RunConfig, Mapping[str, Any], TrackedRun], str]] = {
     "mlflow": _mlflow,
     "tensorboard": _tensorboard,
     "wandb": _wandb,

@@ -62,7 +62,7 @@ class Forecast:
 
     def line(self) -> str:
         cfg = self.run.config
-        what = f"{cfg['method']} on {cfg['model']}, seed {cfg['seed']}, n={cfg['n']}, batch {cfg['batch']}"
+        what = f"{cfg.method} on {cfg.model}, seed {cfg.seed}, n={cfg.n}, batch {cfg.batch}"
         state = f"{self.left} images" + (f", {self.existing} exist" if self.existing else "")
         if self.left and len(self.hours) == 1:
             state += f", {as_text(next(iter(self.hours.values())))}"
@@ -98,33 +98,31 @@ class Planner:
 
     def _load(self, cfg: RunConfig) -> list[Item]:
         """The prompts of a run. Runs with the same prompts read them once."""
-        names = {"data", "n", "images_per_prompt", "shard", "seed"} | parameters.declared("data", cfg["data"])
+        names = {"data", "n", "images_per_prompt", "shard", "seed"} | parameters.declared("data", cfg.data)
         key = json.dumps({name: cfg.get(name) for name in sorted(names)}, default=str)
         if key not in self._items:
             self._items[key] = images_of(cfg)
         return self._items[key]
 
-    def plan(self, cfg: Mapping[str, Any]) -> dict[str, Any] | None:
+    def plan(self, cfg: RunConfig) -> dict[str, Any] | None:
         """The plan of `bench.plan`; None for a plug-in's model that does not work on shapes."""
         return _known(self._once(cfg, needs.plan))
 
-    def _once(
-        self, cfg: Mapping[str, Any], make: Callable[[Mapping[str, Any]], dict[str, Any]]
-    ) -> dict[str, Any] | UsageError | None:
+    def _once(self, cfg: RunConfig, make: Callable[[RunConfig], dict[str, Any]]) -> dict[str, Any] | UsageError | None:
         """A plan, the mistake in the configuration, or None for a model that does not work on shapes."""
-        free = _FREE | parameters.declared("rule", cfg["rule"])
-        values = {name: value for name, value in cfg.items() if name not in free}
+        free = _FREE | parameters.declared("rule", cfg.rule)
+        values = {name: value for name, value in cfg.plain().items() if name not in free}
         key = make.__name__ + json.dumps(values, default=str, sort_keys=True)
         if key not in self._plans:
             try:
-                self._plans[key] = make(cfg) if parameters.plugins_of(cfg) else _stored(key, lambda: make(cfg))
+                self._plans[key] = make(cfg) if parameters.plugins_of(cfg.plain()) else _stored(key, lambda: make(cfg))
             except UsageError as e:
                 self._plans[key] = e
             except Exception:  # whatever a plug-in raises; nothing depends on these numbers
                 self._plans[key] = None
         return self._plans[key]
 
-    def of_model(self, cfg: Mapping[str, Any]) -> dict[str, Any] | None:
+    def of_model(self, cfg: RunConfig) -> dict[str, Any] | None:
         """The size of a model's vanilla AR, one image at once, see `bench.plan.size`."""
         return _known(self._once(_vanilla(cfg), needs.size))
 
@@ -138,16 +136,16 @@ class Planner:
                     return None
                 length, source = self._tokens_per_step(config, planned["tokens"])
                 self.basis |= dict.fromkeys([str(found[0]), *source])
-                total += count * planned["tokens"] / length * found[1] / config["batch"]
+                total += count * planned["tokens"] / length * found[1] / config.batch
         return total / 3.6e6
 
-    def _tokens_per_step(self, cfg: Mapping[str, Any], tokens: int) -> tuple[float, list[str]]:
+    def _tokens_per_step(self, cfg: RunConfig, tokens: int) -> tuple[float, list[str]]:
         """Of rows of the method on the model, else on any model; 1 without a row. And the source in words."""
-        method = cfg["method"]
+        method = cfg.method
         if method == "vanilla":
-            return tokens / (cfg.get("iterations") or tokens), []
+            return tokens / (cfg.own.get("iterations") or tokens), []
         all_models = [(name, length) for (name, other), length in self.lengths.items() if other == method]
-        rows = [(name, length) for name, length in all_models if name == cfg["model"]] or all_models
+        rows = [(name, length) for name, length in all_models if name == cfg.model] or all_models
         if not rows:
             return 1.0, [f"{method} without rows, taken as one token a step"]
         length = sum(length for _, length in rows) / len(rows)
@@ -158,9 +156,9 @@ def _known(planned: dict[str, Any] | UsageError | None) -> dict[str, Any] | None
     return None if isinstance(planned, UsageError) else planned
 
 
-def _vanilla(cfg: Mapping[str, Any]) -> dict[str, Any]:
+def _vanilla(cfg: RunConfig) -> RunConfig:
     """The vanilla AR of a model, one image at once."""
-    return {**without_method(cfg), "batch": 1, "engine": "eager"}
+    return without_method(cfg).changed(batch=1, engine="eager")
 
 
 def _stored(key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -182,19 +180,19 @@ def _code() -> str:
     return sha256("".join(sha256(path.read_bytes()) for path in sorted(files)))
 
 
-def _step(cfg: Mapping[str, Any], gb: float, device: str) -> MeasuredStep:
+def _step(cfg: RunConfig, gb: float, device: str) -> MeasuredStep:
     """The step of a configuration whose time is asked for."""
-    network = registry.drafter_network(cfg["drafter"]) is not None
-    width, continuous = shape_of(cfg).tree.nodes * cfg["batch"], parameters.is_continuous("model", cfg["model"])
-    return MeasuredStep(cfg["method"], device, device, cfg["engine"], width, network, continuous, gb)
+    network = registry.drafter_network(cfg.drafter) is not None
+    width, continuous = shape_of(cfg).tree.nodes * cfg.batch, parameters.is_continuous("model", cfg.model)
+    return MeasuredStep(cfg.method, device, device, cfg.engine, width, network, continuous, gb)
 
 
-def without_method(cfg: Mapping[str, Any]) -> RunConfig:
+def without_method(cfg: RunConfig) -> RunConfig:
     """The vanilla AR of a configuration, with one token per pass."""
     method = {"method": "vanilla", "drafter": "none", "rule": "exact", "verification": "token"}
-    kept = {name: value for name, value in cfg.items() if name not in parameters.method_parameters()}
+    kept = {name: value for name, value in cfg.plain().items() if name not in parameters.method_parameters()}
     singly = {"iterations": None} if "iterations" in kept else {}
-    return RunConfig({**kept, **method, **singly})
+    return RunConfig.of({**kept, **method, **singly})
 
 
 @dataclass(frozen=True)
@@ -233,18 +231,18 @@ class DryRun:
             if planned:
                 total += forecast.left * (3 * planned["resolution"] ** 2 + _RECORD + _OF_TOKEN * planned["tokens"])
             elif forecast.left:
-                unknown[forecast.run.config["model"]] = None
+                unknown[forecast.run.config.model] = None
         return total, list(unknown)
 
     def memory(self) -> list[str]:
         """For each model, the run with the most images at once, and the GPUs whose memory is smaller."""
         largest: dict[str, RunConfig] = {}
         for cfg in (forecast.run.config for forecast in self.runs if forecast.left):
-            if cfg["model"] not in largest or cfg["batch"] >= largest[cfg["model"]]["batch"]:
-                largest[cfg["model"]] = cfg
+            if cfg.model not in largest or cfg.batch >= largest[cfg.model].batch:
+                largest[cfg.model] = cfg
         lines = []
         for model, cfg in largest.items():
-            what, planned = f"{model}, {cfg['method']}, batch {cfg['batch']}, {cfg['dtype']}", self.planner.plan(cfg)
+            what, planned = f"{model}, {cfg.method}, batch {cfg.batch}, {cfg.dtype}", self.planner.plan(cfg)
             if planned is None:
                 lines.append(f"unknown for {what}")
                 continue
@@ -306,8 +304,8 @@ def _forecast(run: PlannedRun, planner: Planner, chosen: Mapping[str, Device] | 
     done, done_of_baseline = (0 if p is None else min(p.done, cfg.images) for p in (status.images, status.baseline))
     left_of = cfg.images - done, cfg.images - done_of_baseline if cfg.wants_baseline else 0
     images = cfg.images * (2 if cfg.wants_baseline else 1)
-    is_real = parameters.default("model", cfg["model"], "weights") == "official"
-    on_cpu = cfg["device"] == "cpu" or (not is_real and not torch.cuda.is_available())
+    is_real = parameters.default("model", cfg.model, "weights") == "official"
+    on_cpu = cfg.device == "cpu" or (not is_real and not torch.cuda.is_available())
     names = chosen or (["cpu"] if on_cpu else DEVICES)
     hours = {name: planner.hours(cfg, left_of, name) for name in names} if any(left_of) else {}
     return Forecast(run, images, images - sum(left_of), left_of, hours, planner.fault(run, any(left_of)))

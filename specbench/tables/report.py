@@ -166,7 +166,7 @@ def command(row: Mapping[str, Any]) -> tuple[str, bool]:
     all parameters of a run."""
     try:
         arguments, preset = _preset(row)
-        for name, value in preset.items():
+        for name, value in preset.plain().items():
             in_row = name in row and name not in ("model", "method", *parameters.PARTS, "device", "weights")
             if in_row and _text(row[name]) != _text(value):
                 arguments.append(f"{name}={_text(row[name])}")
@@ -189,7 +189,9 @@ def _preset(row: Mapping[str, Any]) -> tuple[list[str], RunConfig]:
     """The arguments that name the model, the method and its parts, and their configuration."""
     arguments = [f"model={row['model']}", f"method={row['method']}"]
     preset = _composed(tuple(arguments))
-    arguments += [f"{part}={row[part]}" for part in parameters.PARTS if row[part] and row[part] != preset[part]]
+    arguments += [
+        f"{part}={row[part]}" for part in parameters.PARTS if row[part] and row[part] != getattr(preset, part)
+    ]
     return arguments, _composed(tuple(arguments))
 
 
@@ -373,7 +375,7 @@ def differences(row: Mapping[str, Any]) -> dict[str, str]:
     changed = [
         name
         for name in {*parameters.method_parameters(), *sampling} - {*parameters.PARTS}
-        if name in preset and _text(row.get(name)) != _text(preset[name])
+        if name in preset and _text(row.get(name)) != _text(preset.get(name))
     ]
     # A parameter without a value does not belong to this method's drafter or rule.
     return {name: _short(row[name]) for name in (*parts, *sorted(changed)) if row.get(name) is not None}

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     weights or data."""
     training_plan = plan(arguments)
     process_group, device = processes()
-    cfg = {**training_plan.cfg, "device": str(device)} if device else training_plan.cfg
+    cfg = training_plan.cfg.changed(device=str(device)) if device else training_plan.cfg
     missing_weights.check(cfg)
     pipeline = Pipeline.load(cfg)
     assert isinstance(pipeline, Pipeline)  # the plan refuses other models
@@ -74,7 +74,7 @@ def train(plan: TrainingPlan, pipeline: Pipeline, process_group: Processes | Non
     kind, out = plan["drafter"], plan.out
     note = _note(plan, pipeline.weights)
     _check_note(out, note)
-    torch.manual_seed(plan.cfg["seed"])
+    torch.manual_seed(plan.cfg.seed)
     task = TrainingTask(plan, pipeline, _start(plan), process_group)
     if plan["batch"] > len(task.rows):
         raise UsageError(
@@ -123,7 +123,7 @@ def recipe_of(plan: TrainingPlan, rows: int) -> Recipe:
     parts = plan["accumulate"]
     if plan["batch"] < parts:
         raise UsageError(f"accumulate={parts} passes cannot share batch={plan['batch']} examples; give a smaller one")
-    return Recipe(steps=steps, betas=(plan["beta1"], plan["beta2"]), seed=plan.cfg["seed"], **settings)
+    return Recipe(steps=steps, betas=(plan["beta1"], plan["beta2"]), seed=plan.cfg.seed, **settings)
 
 
 def _start(plan: TrainingPlan) -> Path | None:
@@ -144,7 +144,7 @@ def _note(plan: TrainingPlan, weights: str) -> dict[str, Any]:
     arguments = {name: value for name, value in plan.arguments.items() if name not in WHERE}
     if start := _start(plan):
         arguments["start"] = registry.digest(*registry.drafter_files(start))
-    return arguments | {name: plan.cfg[name] for name in names if name in plan.cfg} | {"weights": weights}
+    return arguments | {name: plan.cfg.get(name) for name in names if name in plan.cfg} | {"weights": weights}
 
 
 def _check_note(out: Path, note: dict[str, Any]) -> None:
@@ -170,9 +170,9 @@ def _board(out: Path) -> Any:
 
 def _use(plan: TrainingPlan) -> str:
     """The arguments of a run with the trained drafter. It needs not be named where every run looks for it."""
-    model, folder = plan.cfg["model"], registry.weights_folder(plan.cfg)
+    model, folder = plan.cfg.model, registry.weights_folder(plan.cfg)
     arguments = [f"model={model}"] if model != parameters.default_choice("model") else []
-    arguments += [f"weights={folder}"] if plan.cfg["weights"] not in ("official", "embedded", "random") else []
+    arguments += [f"weights={folder}"] if plan.cfg.weights not in ("official", "embedded", "random") else []
     arguments.append(f"method={registry.network(plan['drafter']).method}")
     found = folder is not None and plan.out == folder / registry.network(plan["drafter"]).folder
     return shlex.join([*arguments, *([] if found else [f"drafter_weights={plan.out}"])])
@@ -183,18 +183,18 @@ def _card(plan: TrainingPlan, pipeline: Any, result: TrainingResult, arguments: 
     where = origin.environment(pipeline.device)
     source = {"self": "drawn by the target", "pairs": "images with captions, by the model's tokenizer"}[plan["source"]]
     checkpoints = result.checkpoints
-    sampling = ", ".join(f"{name}={plan.cfg[name]}" for name in SAMPLING if name in plan.cfg)
+    sampling = ", ".join(f"{name}={plan.cfg.get(name)}" for name in SAMPLING if name in plan.cfg)
     terms = [
-        f"# {plan['drafter']} for {plan.cfg['model']}",
+        f"# {plan['drafter']} for {plan.cfg.model}",
         "",
         f"`specbench train {shlex.join(arguments)}`",
         "",
         f"- Trained on {time.strftime('%Y-%m-%d', time.gmtime())} by specbench {where['specbench']}, commit"
         f" {where['commit']}, on {where['device_name']} (torch {where['torch']}).",
-        f"- Target: {plan.cfg['model']}, weights {pipeline.weights}.",
-        f"- Examples: {result.examples} for training, {source} (data={plan.cfg['data']}"
+        f"- Target: {plan.cfg.model}, weights {pipeline.weights}.",
+        f"- Examples: {result.examples} for training, {source} (data={plan.cfg.data}"
         + (f", images={Path(plan['images']).name}" if plan["images"] else "")
-        + f", seed={plan.cfg['seed']}).",
+        + f", seed={plan.cfg.seed}).",
         f"- Weights: `{result.file.name}`, SHA-256 {sha256_file(result.file)}.",
         f"- Use: `specbench run {_use(plan)}`",
         "",

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from specbench.config import registry
+from specbench.config.run_config import RunConfig
 from specbench.models.eagle import EagleNetwork
 from specbench.models.loading import checkpoints, drafters
 from specbench.models.loading.official import open_source
@@ -20,11 +19,11 @@ from specbench.storage.files import write_atomically
 LANTERN_FILES = ("config.json", "pytorch_model.bin")
 
 
-def converted(cfg: Mapping[str, Any], out: Path) -> list[Path]:
+def converted(cfg: RunConfig, out: Path) -> list[Path]:
     """Writes the EAGLE drafter at drafter_weights= of a run's configuration in the other layout into the folder `out`.
     Returns the files. Only the shape of the target is used. Raises UsageError for other drafters."""
     head, dtype = _stored(cfg)
-    if drafters.specbench_file(Path(cfg["drafter_weights"])) is None:
+    if drafters.specbench_file(_path(cfg)) is None:
         checkpoints.save(head, out / registry.DRAFTER_FILE, "eagle", dtype)
         return [out / registry.DRAFTER_FILE]
     config, tensors = drafters.exported(head, dtype)
@@ -35,14 +34,17 @@ def converted(cfg: Mapping[str, Any], out: Path) -> list[Path]:
     return [out / name for name in LANTERN_FILES]
 
 
-def _stored(cfg: Mapping[str, Any]) -> tuple[EagleNetwork, torch.dtype]:
+def _path(cfg: RunConfig) -> Path:
+    assert cfg.drafter_weights is not None  # the command requires it
+    return Path(cfg.drafter_weights)
+
+
+def _stored(cfg: RunConfig) -> tuple[EagleNetwork, torch.dtype]:
     """The drafter in float32, and the dtype of its file."""
-    shape_alone = cfg["model"] in registry.model_sources()
-    bundle = registry.find("model", cfg["model"])(cfg, torch.device("meta" if shape_alone else "cpu"), torch.float32)
+    shape_alone = cfg.model in registry.model_sources()
+    bundle = registry.find("model", cfg.model)(cfg, torch.device("meta" if shape_alone else "cpu"), torch.float32)
     bundle.device = torch.device("cpu")
     head: EagleNetwork = bundle.drafter_network("eagle")
-    stored = [
-        file for file in registry.drafter_files(Path(cfg["drafter_weights"])) if file.suffix in (".safetensors", ".bin")
-    ]
+    stored = [file for file in registry.drafter_files(_path(cfg)) if file.suffix in (".safetensors", ".bin")]
     dtypes = {info.dtype for file in stored for info in open_source(file).tensors.values()}
     return head, torch.bfloat16 if torch.bfloat16 in dtypes else torch.float16

@@ -224,7 +224,7 @@ class TrainingTask:
         self.training: Training = pkgutil.resolve_name(declared.training)(network, TargetHead(self.target))
         if plan["freeze"]:
             self.training.freeze()
-        self.guidance = Sampling(cfg_scale=plan.cfg["cfg_scale"]) if plan["guided"] else PLAIN
+        self.guidance = Sampling(cfg_scale=plan.cfg.own["cfg_scale"]) if plan["guided"] else PLAIN
         self.best = "" if plan["keep"] == "last" else plan["keep"]
 
     def loss(self, batch: int) -> Loss:

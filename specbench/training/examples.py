@@ -55,7 +55,7 @@ def make(
     stored = plan["features"] == "stored"
     identity: dict[str, Any] = {}
     if plan["source"] == "self":
-        identity = {name: plan.cfg[name] for name in ("temperature", "top_k", "top_p", "cfg_scale")}
+        identity = {name: plan.cfg.own[name] for name in ("temperature", "top_k", "top_p", "cfg_scale")}
         for name in ("entropy_temperature", "top_n_sigma"):
             if value := plan.cfg.get(name):
                 identity[name] = value
@@ -146,7 +146,7 @@ def _identity(
     """The identity of the examples, as JSON: equal for equal examples."""
     cfg = plan.cfg
     names = sha256(json.dumps([[p.name, p.prompt] for p in prompts]), 12)
-    identity = {name: cfg[name] for name in ("model", "reduced", "size", "dtype", "seed") if name in cfg}
+    identity = {name: cfg.get(name) for name in ("model", "reduced", "size", "dtype", "seed") if name in cfg}
     identity |= {"weights": pipeline.weights, "source": plan["source"], "examples": names}
     return json.dumps({**identity, **extra}, sort_keys=True)
 
@@ -207,7 +207,7 @@ def _tokens(
     their images (n, 3, H, W)."""
     batch = plan["decode_batch"]
     if plan["source"] == "self":
-        keys = [(plan.cfg["seed"], first + i) for i in range(len(prompts))]
+        keys = [(plan.cfg.seed, first + i) for i in range(len(prompts))]
         drawn: dict[int, np.ndarray] = {}
         with torch.inference_mode():
             for finished in pipeline.stream([p.prompt for p in prompts], keys, batch):
@@ -234,7 +234,7 @@ def in_order(target: Language, codes: Tensor) -> Tensor:
 
 def _features(live: LiveDataset, tokens: np.ndarray, rows: np.ndarray, plan: TrainingPlan) -> dict[str, Tensor]:
     """Hidden states and prefixes of one shard. Its prompts are dropped here, once for all epochs."""
-    dropped = [np.random.default_rng([plan.cfg["seed"], int(i)]).uniform() < plan["dropout"] for i in rows]
+    dropped = [np.random.default_rng([plan.cfg.seed, int(i)]).uniform() < plan["dropout"] for i in rows]
     tensors: dict[str, list[Tensor]] = {"hidden": [], "ids": [], "valid": []}
     for i in range(0, len(rows), plan["decode_batch"]):
         part = slice(i, i + plan["decode_batch"])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from specbench import data
+from specbench.config.run_config import RunConfig
 from specbench.data import worlds
 from specbench.data.base import key
 from specbench.errors import UsageError
@@ -40,20 +40,21 @@ def pairs(plan: TrainingPlan, classes: int) -> list[ExamplePrompt]:
 def _examples(plan: TrainingPlan, classes: int) -> list[ExamplePrompt]:
     cfg = plan.cfg
     if plan["source"] == "self":
-        return [ExamplePrompt(item.id, item.prompt) for item in data.load({**cfg, "n": plan["n"]})]
+        return [ExamplePrompt(item.id, item.prompt) for item in data.load(replace(cfg.prompts, n=plan["n"]))]
     if not plan["images"]:
-        if cfg["data"] not in worlds.NAMES:
+        if cfg.data not in worlds.NAMES:
             raise UsageError(
-                f"source=pairs needs images, but data={cfg['data']} has no images: name their folder with"
+                f"source=pairs needs images, but data={cfg.data} has no images: name their folder with"
                 " images=DIR, or let the target draw them with source=self"
             )
-        drawn = (worlds.world(cfg["data"]).sample(cfg["split"], i) for i in range(plan["n"]))
-        return [ExamplePrompt(str(s.index), s.caption, _Drawn(cfg["data"], cfg["split"], s.index)) for s in drawn]
+        split = cfg.own["split"]
+        drawn = (worlds.world(cfg.data).sample(split, i) for i in range(plan["n"]))
+        return [ExamplePrompt(str(s.index), s.caption, _Drawn(cfg.data, split, s.index)) for s in drawn]
     folder = home.expanded(plan["images"])
     if not folder.is_dir():
         raise UsageError(f"images: the folder {folder} does not exist")
     captioned = _captioned(folder, classes, cfg)
-    return sorted(captioned, key=lambda p: key("subset", cfg["seed"], p.name))[: plan["n"]]
+    return sorted(captioned, key=lambda p: key("subset", cfg.seed, p.name))[: plan["n"]]
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class _Drawn:
         return world.draw(world.sample(self.split, self.index))
 
 
-def _captioned(folder: Path, classes: int, cfg: Mapping[str, Any]) -> list[ExamplePrompt]:
+def _captioned(folder: Path, classes: int, cfg: RunConfig) -> list[ExamplePrompt]:
     """The images of a folder with their captions: from .txt files next to them, from sub-folders (one per class, in
     order), or from the data set of the images."""
     files = image_files.find(folder)
@@ -97,9 +98,8 @@ def _captioned(folder: Path, classes: int, cfg: Mapping[str, Any]) -> list[Examp
                 raise UsageError(f"{path.with_suffix('.txt')} is empty; write the image's caption there")
             captioned.append(ExamplePrompt(name(path), " ".join(text.split()), reads(path)))
         return captioned
-    items = (
-        [item for item in data.load({**cfg, "n": None}) if item.reference] if cfg["data"] not in worlds.NAMES else []
-    )
+    every = data.load(replace(cfg.prompts, n=None)) if cfg.data not in worlds.NAMES else []
+    items = [item for item in every if item.reference]
     by_name = {path.name: path for path in files}
     captioned = [
         ExamplePrompt(item.id, item.prompt, reads(by_name[item.reference]))

@@ -11,6 +11,7 @@ from typing import Any
 
 from specbench.config import command_line, configuration, parameters, registry
 from specbench.config.parameter import Parameter
+from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError, unknown, values
 from specbench.storage import home
 from specbench.storage.reading import read_yaml
@@ -121,7 +122,7 @@ class TrainingPlan:
     """A checked command line: the `arguments` of `TABLE`, and the configuration of a run, which names the target."""
 
     arguments: Mapping[str, Any]
-    cfg: Mapping[str, Any]
+    cfg: RunConfig
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]

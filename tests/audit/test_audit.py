@@ -179,7 +179,7 @@ def test_the_verdict(name: str) -> None:
     else:
         assert row["tv"] > 1.5 * row["tv_noise"]
         assert row["tv_low"] > 0
-    chain = method.cfg["drafter"] == "draft_model"
+    chain = method.cfg.drafter == "draft_model"
     assert (row["tv_bound"] is not None) == (row["accepted_length_expected"] is not None) == chain
     if chain:
         # the loop's probabilities are float32, the bound's are not: 1e-7 for each of five tokens

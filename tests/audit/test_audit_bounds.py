@@ -88,8 +88,8 @@ def test_the_samplings_definition_is_what_sampling_does() -> None:
         Sampling(0.9, 4, 0.7),
         Sampling(0.0),
         Sampling(1, 9),
-        Sampling(1.4, entropy=(2.5, 3.0, 0.6)),
-        Sampling(0.9, 4, 0.7, entropy=(2.5, 0.5, 0.2)),
+        Sampling(1.4, entropy_temperature=(2.5, 3.0, 0.6)),
+        Sampling(0.9, 4, 0.7, entropy_temperature=(2.5, 0.5, 0.2)),
     ):
         assert torch.allclose(sampling.probs(logits).double(), filtered(logits, sampling), atol=1e-6), sampling
 

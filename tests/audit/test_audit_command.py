@@ -120,7 +120,7 @@ def test_the_rows_do_not_depend_on_the_processes(call: Call, tmp_path: Path) -> 
 def test_the_death_of_a_process_costs_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """With `fork`, which starts faster than `spawn`."""
     monkeypatch.setattr(processes, "get_context", lambda method: multiprocessing.get_context("fork"))
-    job = audit.Measurement({}, cast(Any, Deadly()), 1000, 0, 0.05)
+    job = audit.Measurement(cast(Any, None), cast(Any, Deadly()), 1000, 0, 0.05)
     with pytest.raises(RunError, match=r"audit\.workers.*1"):
         list(audit.measured([job, job], 2, lambda count: None))
 

@@ -30,7 +30,7 @@ def few_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def row_of(model: str, samples: int, seed: int = 0, **words: Any) -> dict[str, Any]:
-    return measure(assemble({**CSPD, **words}), built_in(model), samples, seed, margin=1.0)
+    return measure(assemble(CSPD.changed(**words)), built_in(model), samples, seed, margin=1.0)
 
 
 def test_the_energy_distance_and_its_noise() -> None:
@@ -256,7 +256,7 @@ def test_a_row_of_vectors() -> None:
 def test_the_first_draft_is_counted_wherever_it_begins() -> None:
     """With gamma=1 its length is one more than the probability to keep the first drafted token."""
     for prefill in (0.0, 0.5):
-        method, pair = assemble({**CSPD, "gamma": 1, "prefill": prefill}), built_in("d1t4")
+        method, pair = assemble(CSPD.changed(gamma=1, prefill=prefill)), built_in("d1t4")
         row = measure(method, pair, 1000, margin=1.0)
         rng = RandomStreams([(0, i) for i in range(1000)])
         out = continuous.decode(pair.target, pair.drafter, method.rule, None, rng)
@@ -270,8 +270,7 @@ def test_the_first_draft_is_counted_wherever_it_begins() -> None:
 
 
 def test_vanilla_decoding_of_vectors() -> None:
-    cfg = {"method": "vanilla", "drafter": "none", "rule": "exact", "verification": "token"}
-    cfg |= {"temperature": 0.7, "final_noise": False}
+    cfg = configuration.compose(["method=vanilla", "model=mar_b", "temperature=0.7"])
     row = measure(assemble(cfg), built_in("d1t5"), 4000, margin=1.0)
     assert (row["verdict"], row["accepted_length"], row["tokens_per_step"]) == ("not refuted", 1, 1)
     assert row["acceptance_rate"] is row["proposals"] is row["fallbacks"] is None

@@ -122,7 +122,7 @@ def round_rows() -> Tensor:
         Sampling(temperature=1.3, top_p=0.6),
         Sampling(top_k=2, top_p=0.5),
         Sampling(top_n_sigma=0.5),
-        Sampling(top_p=0.8, entropy=(2.5, 3.0, 0.6)),
+        Sampling(top_p=0.8, entropy_temperature=(2.5, 3.0, 0.6)),
     ],
 )
 def test_the_reference_keeps_the_tokens_that_the_sampler_keeps(sampling: Sampling) -> None:

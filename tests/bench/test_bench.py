@@ -431,7 +431,7 @@ def test_the_benchmarks_of_a_gpu_are_existing_commands(tmp_path: Path) -> None:
         line = bench.read(words)
         assert line is not None
         cfg = configuration.grid(line.others, multirun=False)[0].cfg
-        assert (cfg["weights"], cfg["device"]) == ("random", "cuda")
+        assert (cfg.weights, cfg.device) == ("random", "cuda")
         assert line["bench.steps"] == 50
         assert line["out"].parent == tmp_path / "rows"
     noted.unlink()
@@ -471,7 +471,7 @@ def test_fused_kernels_take_the_tiles_of_this_device(monkeypatch: pytest.MonkeyP
     tuned.tuned["add 1 rows 8 x 8 bfloat16"] = tiles.Tile(2, 0)
     tuned.tuned_attention["2 heads 33 queries 64 bfloat16"] = tiles.AttentionTile(32, 64, 4, 3, 2)
     tuned.save()
-    cfg = {"engine": "triton", "model": "llamagen_xl"}
+    cfg = configuration.compose(["engine=triton", "model=llamagen_xl"])
     for tuned_here in ((tuned.tuned, tuned.tuned_attention), ({}, {})):
         table = pipeline.engine_of(cfg, torch.device("cuda", 0)).kernels.layers.tiles
         assert (table.tuned, table.tuned_attention) == tuned_here

@@ -168,7 +168,7 @@ def test_a_path_is_literal_or_refused(name: str) -> None:
     """With the quotes that a shell leaves."""
     assume(name not in ("", "null") and not re.fullmatch(r"'.*'|\".*\"", name, re.DOTALL))
     cfg = or_usage_error(lambda: configuration.compose(command_line.read([f"out={name}"])))
-    assert cfg is None or cfg["out"] == name
+    assert cfg is None or cfg.out == name
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from specbench import data
 from specbench.compare import passes
 from specbench.compare.breakdown import COLUMNS, breakdown, interval, of_pass
 from specbench.compare.comparison import compare
+from specbench.config.run_config import PromptSelection
 from specbench.errors import UsageError
 from specbench.rows import summary
 from specbench.rows.columns import COLUMNS as ROW
@@ -163,12 +164,12 @@ def test_the_report_shows_them(folders: Folders, tmp_path: Path) -> None:
 
 def test_categories_of_data(tmp_path: Path) -> None:
     (tmp_path / "PartiPrompts.tsv").write_text("Prompt\tCategory\tChallenge\none\tAnimals\tx\ntwo\t\ty\n")
-    items = data.load({"data": "parti", "data_dir": str(tmp_path), "n": None, "seed": 0})
+    items = data.load(PromptSelection("parti", None, own={"data_dir": str(tmp_path)}))
     assert {item.prompt: item.kind for item in items} == {"one": "Animals", "two": None}
-    [tagged] = data.load({"data": "scenes_geneval", "n": 1, "seed": 0})
+    [tagged] = data.load(PromptSelection("scenes_geneval", 1))
     assert tagged.kind == "single_object"
     (tmp_path / "mine.csv").write_text("prompt,category\none,a\ntwo,b\n")
-    items = data.load({"data": "prompts", "prompts": str(tmp_path / "mine.csv"), "n": None, "seed": 0})
+    items = data.load(PromptSelection("prompts", None, own={"prompts": str(tmp_path / "mine.csv")}))
     assert [item.kind for item in items] == ["a", "b"]
 
 

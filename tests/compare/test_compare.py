@@ -26,6 +26,7 @@ from specbench.compare import passes, wording
 from specbench.compare.comparison import Comparison, compare, over_seeds, pair
 from specbench.compare.passes import read
 from specbench.config import configuration, indices
+from specbench.config.run_config import PromptSelection
 from specbench.data import scenes
 from specbench.errors import UsageError
 from specbench.metrics import frechet
@@ -677,7 +678,10 @@ def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypat
     test = paired_test(paired_values)
     assert (test.df, test.wilcoxon, test.d_z) == (n - 1, None, None)
     # the two values are in two rows, and the difference is surer than of two runs that are not paired
-    alone = [metric.score(outputs.astype(np.float32), data.load(read(a).cfg | {"n": n}))[0] for outputs in (x, y)]
+    alone = [
+        metric.score(outputs.astype(np.float32), data.load(PromptSelection(read(a).data, n, own=read(a).cfg)))[0]
+        for outputs in (x, y)
+    ]
     assert (paired_values.mean_a, paired_values.mean_b) == pytest.approx((alone[0].value, alone[1].value))
     unpaired = 1.96 * math.hypot(alone[0].stderr or 0, alone[1].stderr or 0)
     assert test.high - paired_values.difference < 0.95 * unpaired

@@ -22,6 +22,7 @@ from specbench import data, metrics
 from specbench.compare import equal
 from specbench.compare.passes import ScoredPass, read
 from specbench.config.indices import STRIDE
+from specbench.config.run_config import PromptSelection
 from specbench.errors import UsageError
 from specbench.harness.planned import PlannedRun
 from specbench.metrics.outputs import image_key
@@ -275,7 +276,7 @@ def test_the_reason_for_a_missing_metric_names_its_run(tmp_path: Path) -> None:
 
 def test_a_metric_of_all_images_together_has_the_error_of_its_row(tmp_path: Path) -> None:
     """GenEval is a mean of means over tasks."""
-    items, metric = data.load({"data": "scenes_geneval", "n": N}), metrics.metric("scenes_geneval", _CONTEXT)
+    items, metric = data.load(PromptSelection("scenes_geneval", N)), metrics.metric("scenes_geneval", _CONTEXT)
     labels = np.array([item.labels for item in items], np.float32)
     labels[::3] = (labels[::3] + 1) % 2  # a third of the images shows something else
     records = [image(i, 120, prompt=item.prompt, sha256=f"a{i}") for i, item in enumerate(items)]

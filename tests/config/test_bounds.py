@@ -106,9 +106,9 @@ def test_the_tokens_that_the_bound_knows_are_the_models() -> None:
     from specbench.models.loading.chameleon import ANOLE_SIZE
     from specbench.models.scenes_config import TARGET
 
-    assert scenes.tokens_of_image({"model": "llamagen_scenes"}) == TARGET.block_size
+    assert scenes.tokens_of_image(configuration.compose()) == TARGET.block_size
     side = ANOLE_SIZE // 16
-    assert chameleon.tokens_of_image({"model": "anole"}) == side * (side + 1) + 1
+    assert chameleon.tokens_of_image(configuration.compose(["model=anole"])) == side * (side + 1) + 1
 
 
 def test_a_tree_is_counted_before_it_is_built() -> None:
@@ -197,9 +197,8 @@ def test_a_name_means_itself() -> None:
             configuration.compose(command_line.read(words)),
             configuration.grid(command_line.read(words), False)[0].cfg,
         ):
-            assert (matches["prompts"], matches["out"], matches["metrics_dir"]) == (f"{name}.txt", name, f"{name}/a"), (
-                name
-            )
+            found = matches.get("prompts"), matches.out, matches.metrics_dir
+            assert found == (f"{name}.txt", name, f"{name}/a"), name
 
 
 @pytest.mark.parametrize("name", ["größe, a=b [x] (1)", 'it\'s ${x} \\ "y"', "-~#*;"])
@@ -237,13 +236,13 @@ def test_quotes_that_are_there_stay() -> None:
         ("out=a/b.c-d", "a/b.c-d"),
         ("+out=a b", "a b"),
     ]:
-        assert configuration.compose(command_line.read([word]))["out"] == value, word
+        assert configuration.compose(command_line.read([word])).out == value, word
         assert command_line.read(command_line.read([word])) == command_line.read([word]), word
 
 
 def test_a_quoted_value_is_read_back() -> None:
     for name in [*NAMES, "a\\", "\\'", "a\\\\b", "a\\\\", " x "]:
-        assert configuration.compose([f"out={command_line.quoted(name)}"])["out"] == name, name
+        assert configuration.compose([f"out={command_line.quoted(name)}"]).out == name, name
 
 
 def test_paths_of_a_grid_may_have_any_letters(call: Call, tmp_path: Path) -> None:
@@ -260,9 +259,9 @@ def test_paths_of_a_grid_may_have_any_letters(call: Call, tmp_path: Path) -> Non
     ]
     for wanted, value in cases:
         words = command_line.read([f"prompts={value}", "data=prompts", "n=1"], multirun=True)
-        assert [job.cfg["prompts"] for job in configuration.grid(words, multirun=True)] == wanted, value
+        assert [job.cfg.get("prompts") for job in configuration.grid(words, multirun=True)] == wanted, value
     words = command_line.read(["drafter_weights=null,official:mar_l", "model=mar_h", "n=1"], multirun=True)
-    assert [job.cfg["drafter_weights"] for job in configuration.grid(words, multirun=True)] == [None, "official:mar_l"]
+    assert [job.cfg.drafter_weights for job in configuration.grid(words, multirun=True)] == [None, "official:mar_l"]
     assert command_line.read(["prompts=é.txt,b"]) == ["prompts='é.txt,b'"]  # without -m, one path
 
 

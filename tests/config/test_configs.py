@@ -30,13 +30,14 @@ def test_models_of_vectors_have_methods_of_their_own() -> None:
     others = [name for name in parameters.choices("method") if name not in METHODS]
     assert others == ["cspd", "cspd_paper"]
     for model in ("mar_b", "mar_l", "mar_h"):
-        assert configuration.compose([f"model={model}"])["method"] == "cspd"
+        assert configuration.compose([f"model={model}"]).method == "cspd"
         for method in (*others, "vanilla"):
             cfg = configuration.compose([f"model={model}", f"method={method}"])
-            assert (cfg["drafter"], cfg["rule"]) == (("none", "exact") if method == "vanilla" else ("cspd", "density"))
-            assert cfg["final_noise"] == (method == "cspd")  # densities need it, MAR's own sampler ends with a mean
+            assert (cfg.drafter, cfg.rule) == (("none", "exact") if method == "vanilla" else ("cspd", "density"))
+            assert cfg.get("final_noise") == (method == "cspd")  # densities need it, MAR's own sampler ends with a mean
     paper = configuration.compose(["model=mar_l", "method=cspd_paper", "gamma=32", "batch_size=8"])
-    assert (paper["gamma"], paper["batch"], paper["inner_temperature"], paper["verify"]) == (32, 8, 42.0, "parallel")
+    names = ("gamma", "batch", "inner_temperature", "verify")
+    assert [paper.get(name) for name in names] == [32, 8, 42.0, "parallel"]
 
 
 def test_every_choice_composes_with_others_and_the_command_line_wins() -> None:
@@ -45,8 +46,8 @@ def test_every_choice_composes_with_others_and_the_command_line_wins() -> None:
         method, rule = METHODS[number % len(METHODS)], RULES[number % len(RULES)]
         drafter = DRAFTERS[-number % len(DRAFTERS)]
         cfg = configuration.compose([f"method={method}", f"rule={rule}", f"drafter={drafter}"])
-        assert (cfg["method"], cfg["rule"], cfg["drafter"]) == (method, rule, drafter)
-        assert set(cfg) == set(parameters.parameters_of(cfg)), (method, rule, drafter)
+        assert (cfg.method, cfg.rule, cfg.drafter) == (method, rule, drafter)
+        assert set(cfg.plain()) == set(parameters.parameters_of(cfg.plain())), (method, rule, drafter)
 
 
 CLASSES = {
@@ -63,12 +64,12 @@ def test_a_real_model_has_nothing_of_an_embedded_world() -> None:
     """Not by default, not with any prompts, and not on request."""
     for model in [name for name in parameters.choices("model") if parameters.world("model", name) is None]:
         cfg = configuration.compose([f"model={model}"])
-        assert cfg["data"] == ("imagenet" if model in CLASSES else "parti"), model
+        assert cfg.data == ("imagenet" if model in CLASSES else "parti"), model
         for data in parameters.choices("data"):
             cfg = configuration.compose([f"model={model}", f"data={data}", *NEEDED.get(data, [])])
-            assert cfg["metrics"], (model, data)
-            assert not [name for name in cfg["metrics"] if parameters.world("metrics", name)], (model, data)
-        assert "fid" in configuration.compose([f"model={model}", "data=coco2017"])["metrics"], model
+            assert cfg.get("metrics"), (model, data)
+            assert not [name for name in cfg.get("metrics") if parameters.world("metrics", name)], (model, data)
+        assert "fid" in configuration.compose([f"model={model}", "data=coco2017"]).get("metrics"), model
         for metrics in ("scenes_reward", "[clip_b32,scenes_fid]", "scenes", "textures_reward"):
             assert "embedded world" in usage_error(configuration.compose, [f"model={model}", f"metrics={metrics}"])
 
@@ -78,7 +79,7 @@ def test_embedded_models_have_their_own_world() -> None:
     models = {"llamagen_scenes": "scenes", "mar_scenes": "scenes_classes", "llamagen_textures": "textures"}
     for model, data in models.items():
         cfg = configuration.compose([f"model={model}"])
-        assert (cfg["data"], cfg["metrics"]) == (data, textures if data == "textures" else scenes)
+        assert (cfg.data, cfg.get("metrics")) == (data, textures if data == "textures" else scenes)
 
 
 #: Other arguments that a choice needs.
@@ -92,7 +93,7 @@ def test_every_choice_of_the_other_groups_composes() -> None:
             if group == "metrics" and choice.startswith("textures"):
                 needed = ["model=llamagen_textures"]
             cfg = configuration.compose([f"{group}={choice}", *needed])
-            assert group == "metrics" or cfg[group] == choice, (group, choice)
+            assert group == "metrics" or getattr(cfg, group) == choice, (group, choice)
 
 
 def test_every_experiment_is_a_valid_grid() -> None:
@@ -128,7 +129,7 @@ def test_metrics_are_chosen_by_name() -> None:
         ("metrics=scenes_fid", ["scenes_fid"]),
         ("metrics=[scenes_fid,precision_recall]", ["scenes_fid", "precision_recall"]),
     ]:
-        assert configuration.compose([overrides])["metrics"] == names, overrides
+        assert configuration.compose([overrides]).get("metrics") == names, overrides
 
 
 def test_equal_values_are_one_configuration() -> None:
@@ -230,12 +231,12 @@ def test_a_parameter_of_another_rule_names_its_rules_and_the_parameters() -> Non
 
 
 def test_grids() -> None:
-    deltas = [job.cfg["delta"] for job in configuration.grid(["delta=range(1,3,0.5)"], multirun=True)]
+    deltas = [job.cfg.get("delta") for job in configuration.grid(["delta=range(1,3,0.5)"], multirun=True)]
     assert deltas == [1.0, 1.5, 2.0, 2.5]
     jobs = configuration.grid(["experiment=coolsd_delta"], multirun=True)
     assert [job.name for job in jobs] == [f"delta={delta}" for delta in ("1.1", "1.5", 2, 3, 4)]
     jobs = configuration.grid(["experiment=coolsd_delta", "delta=3"], multirun=True)  # the command line wins
-    assert [job.cfg["delta"] for job in jobs] == [3.0]
+    assert [job.cfg.get("delta") for job in jobs] == [3.0]
     with pytest.raises(UsageError, match="method=eagle1.*delta=1.*'delta'"):
         configuration.grid(["method=cool_sd,eagle1", "delta=1,2"], multirun=True)
     with pytest.raises(UsageError, match="given 2 times"):

@@ -19,7 +19,7 @@ def test_every_preset_has_the_kind_of_its_parts() -> None:
 
 def test_metadata_is_not_a_parameter() -> None:
     cfg = configuration.compose(["model=mar_scenes"])
-    assert not {*METADATA} & {*cfg}
-    assert (cfg["method"], cfg["data"]) == ("cspd", "scenes_classes")  # as its preset requests
+    assert not {*METADATA} & {*cfg.plain()}
+    assert (cfg.method, cfg.data) == ("cspd", "scenes_classes")  # as its preset requests
     with pytest.raises(UsageError, match="kind"):
         configuration.compose(["kind=continuous"])

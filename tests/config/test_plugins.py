@@ -225,17 +225,17 @@ def test_a_folder_holds_one_module_and_one_file_per_choice(folder: Path) -> None
         cfg = configuration.compose(["method=mine"])
         assert registry.chosen("rule", cfg).build(None) == (7, 0.5)
         assert registry.module("rule", "mine").__file__ == str(folder / "rule/mine.py")
-        assert parameters.in_run(cfg)["warmth"].unit == "degrees"
+        assert parameters.in_run(cfg.plain())["warmth"].unit == "degrees"
         assert composition.compose({"method": "mine"}) == configuration._by_hydra(
             parameters.conf_dir(), ("method=mine",)
         )
-        [label] = parameters.plugins_of(cfg)
+        [label] = parameters.plugins_of(cfg.plain())
         (folder / "helper.py").write_text("VALUE = 8\n")
         yaml_files.clear()
-        [other] = parameters.plugins_of(cfg)
+        [other] = parameters.plugins_of(cfg.plain())
         assert label != other
         assert {label[:5], other[:5]} == {"mine:"}
-    assert parameters.plugins_of(cfg) == []
+    assert parameters.plugins_of(cfg.plain()) == []
     sys.path.remove(str(folder))
     for name in {*sys.modules} - before:
         if name == "helper" or name.startswith("specbench_plugin"):
@@ -251,14 +251,14 @@ def test_data_and_models_come_from_a_folder(folder: Path) -> None:
         (folder / f"{group}/{name}.yaml").write_text(f"# @package _global_\n# Mine.\n{text}")
     (folder / "data/colours.py").write_text(
         "from specbench.data import Item\n\n\n"
-        "def items(cfg):\n    return [Item(i, c, None, c) for i, c in enumerate(['red', 'blue'][: cfg['n']])]\n"
+        "def items(wanted):\n    return [Item(i, c, None, c) for i, c in enumerate(['red', 'blue'][: wanted.n])]\n"
     )
     (folder / "weights.bin").write_bytes(b"1")
     with parameters.including([folder]):
         cfg = configuration.compose(["data=colours", "n=all"])
-        assert [item.prompt for item in data.load(cfg)] == ["red", "blue"]
-        assert cfg["n"] == 2
-        settings = {"model": "toy", "weights": str(folder), "drafter": "none"}
+        assert [item.prompt for item in data.load(cfg.prompts)] == ["red", "blue"]
+        assert cfg.n == 2
+        settings = cfg.changed(model="toy", weights=str(folder), drafter="none")
         label = registry.weights_label(settings)  # covers every file in the folder
         (folder / "weights.bin").write_bytes(b"2")
         assert registry.weights_label(settings) != label

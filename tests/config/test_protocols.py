@@ -137,17 +137,17 @@ def test_a_protocol_composes_for_each_of_its_models() -> None:
         with case(name, model):
             protocol = protocols.read(name)
             cfg = configuration.compose(_words(name, model))
-            without = configuration.compose([f"model={model}", f"data={cfg['data']}"])
-            assert cfg["protocol"] == f"{name}@{protocol.version}"
+            without = configuration.compose([f"model={model}", f"data={cfg.data}"])
+            assert cfg.protocol == f"{name}@{protocol.version}"
             stated = {**protocol.sets, **protocol.models[model]}
-            for key in parameters.parameters_of(cfg):
+            for key in parameters.parameters_of(cfg.plain()):
                 if key == "metrics" and stated.get(key):  # with KID beside FID
-                    assert cfg[key][: len(stated[key])] == stated[key]
-                    assert all(metric.startswith("kid") for metric in cfg[key][len(stated[key]) :])
+                    assert cfg.get(key)[: len(stated[key])] == stated[key]
+                    assert all(metric.startswith("kid") for metric in cfg.get(key)[len(stated[key]) :])
                 elif stated.get(key) is not None:
-                    assert cfg[key] == _options(key, stated[key])[0]
+                    assert cfg.get(key) == _options(key, stated[key])[0]
                 elif key != "protocol":
-                    assert cfg[key] == without[key]
+                    assert cfg.get(key) == without.get(key)
             remarks = remarks_of(cfg)
             assert not any(remark.startswith(("departs", "protocol ")) for remark in remarks)
             for key, value in stated.items():
@@ -189,7 +189,7 @@ CASES = [
     (  # data that the experiment does not have: the settings of its own data are dropped, the rest applies
         f"{MAIN}lumina_mgpt prompts=my.txt n=3",
         {"data": "prompts", "prompts": "my.txt", "cfg_scale": 3.0, "n": 3}
-        | {"metrics": configuration.compose(["model=lumina_mgpt", "prompts=my.txt", "n=1"])["metrics"]},
+        | {"metrics": configuration.compose(["model=lumina_mgpt", "prompts=my.txt", "n=1"]).get("metrics")},
         ["departs from protocol sjd_main_table1@2: data prompts (not coco2017), n 3 (not 5000)"],
     ),
     (
@@ -214,7 +214,7 @@ def test_values_and_remarks() -> None:
     for words, values, remarks in CASES:
         with case(words):
             cfg = configuration.compose(words.split())
-            assert {key: cfg[key] for key in values} == values
+            assert {key: cfg.get(key) for key in values} == values
             actual = remarks_of(cfg)
             assert set(remarks) <= set(actual)
             assert any(r.startswith("departs") for r in actual) == any(r.startswith("departs") for r in remarks)
@@ -228,11 +228,11 @@ def test_a_model_that_the_protocol_does_not_name() -> None:
         with case(model):
             without = configuration.compose([f"model={model}"])
             cfg = configuration.compose(_words("sjd_main_table1", model))
-            assert (cfg["data"], cfg["n"], cfg["seed"]) == (data, 5000, 1)
-            assert cfg["cfg_scale"] == without["cfg_scale"]
+            assert (cfg.data, cfg.n, cfg.seed) == (data, 5000, 1)
+            assert cfg.get("cfg_scale") == without.get("cfg_scale")
             same_data = data == "coco2017"
             expected = ["fid_pytorch", "clip_b16_x100", "kid_pytorch"]
-            assert cfg["metrics"] == (expected if same_data else without["metrics"])
+            assert cfg.get("metrics") == (expected if same_data else without.get("metrics"))
             remarks = remarks_of(cfg)
             assert all(name in remarks[0] for name in ("sjd_main_table1@2", "lumina_mgpt", model))
             assert same_data or any(f"sjd_main_table1@2: data {data} (not coco2017)" in remark for remark in remarks)
@@ -241,13 +241,15 @@ def test_a_model_that_the_protocol_does_not_name() -> None:
 def test_a_protocol_chooses_the_variant_that_was_measured() -> None:
     def chosen(*words: str) -> tuple[str, list[str]]:
         cfg = configuration.compose(_words("sjdpac_table1", "lumina_mgpt", *words))
-        return cfg["variant"], [remark for remark in remarks_of(cfg) if "variant" in remark]
+        return cfg.variant, [remark for remark in remarks_of(cfg) if "variant" in remark]
 
     assert chosen("method=gsd") == ("released", [])
     departs = "departs from protocol sjdpac_table1@3: variant printed (not released)"
     assert chosen("method=gsd", "variant=printed") == ("printed", [departs])
     assert chosen("method=sjd_pac") == ("exact", [])
-    assert configuration.compose(_words("coolsd_table1", "lumina_mgpt", "method=lantern_pp"))["bound"] == "neighbours"
+    assert (
+        configuration.compose(_words("coolsd_table1", "lumina_mgpt", "method=lantern_pp")).get("bound") == "neighbours"
+    )
 
 
 def test_the_runs_of_a_table_follow_its_protocol() -> None:
@@ -262,17 +264,16 @@ def test_the_runs_of_a_table_follow_its_protocol() -> None:
                 lines = [words for line in table.lines if (words := overrides(table, line, model))]
                 runs = [configuration.compose(words) for words in lines]
                 for words, cfg in zip(lines, runs, strict=True):
-                    assert cfg["protocol"] == protocol.label
-                    plain = configuration.compose(_words(name, model, f"data={cfg['data']}", f"method={cfg['method']}"))
-                    stated = protocol.values_for(model, cfg["data"])
-                    for key in (cfg.keys() & plain.keys()) - of_method:
-                        if cfg[key] != plain[key]:
+                    assert cfg.protocol == protocol.label
+                    plain = configuration.compose(_words(name, model, f"data={cfg.data}", f"method={cfg.method}"))
+                    stated = protocol.values_for(model, cfg.data)
+                    for key in (cfg.plain().keys() & plain.plain().keys()) - of_method:
+                        if cfg.get(key) != plain.get(key):
                             assert any(word.startswith(f"{key}=") for word in words)
-                            goes_over = any(other[key] != cfg[key] for other in runs)
+                            goes_over = any(other.get(key) != cfg.get(key) for other in runs)
                             apart = key == "batch" and table.on(model).timed  # seconds are measured by further runs
-                            assert (
-                                stated.get(key) is None or cfg[key] in _options(key, stated[key]) or goes_over or apart
-                            )
+                            open_value = stated.get(key) is None or cfg.get(key) in _options(key, stated[key])
+                            assert open_value or goes_over or apart
 
 
 def test_without_a_protocol_nothing_changes() -> None:
@@ -283,7 +284,7 @@ def test_without_a_protocol_nothing_changes() -> None:
         assert not any(word.startswith("protocol=") for word in words)
     batches = replace(TABLES["coolsd_table1"], batch=16)  # its own batches do not change the paper's timed prompts
     assert [batches.on(model).timed for model in ("llamagen_scenes", "llamagen_xl")] == [24, 100]
-    assert configuration.compose()["protocol"] is None
+    assert configuration.compose().protocol is None
     assert configuration.compose(["protocol=null"]) == configuration.compose()
     cfg = configuration.compose(_words("sjdpac_table1", "emu3"))  # equal measurements have equal hashes
     assert provenance.config_hash(cfg) == provenance.config_hash(cfg.changed(protocol=None))
@@ -292,7 +293,7 @@ def test_without_a_protocol_nothing_changes() -> None:
 def test_in_a_grid_every_job_has_its_own_values() -> None:
     arguments = ["protocol=sjd_table3,sjdpac_table1", "model=llamagen_xl,lumina_mgpt,llamagen_scenes", "n=4"]
     names = ("protocol", "model", "data", "cfg_scale", "top_k")
-    jobs = [tuple(job.cfg[name] for name in names) for job in configuration.grid(arguments, multirun=True)]
+    jobs = [tuple(job.cfg.get(name) for name in names) for job in configuration.grid(arguments, multirun=True)]
     assert jobs == [
         ("sjd_table3@2", "llamagen_xl", "coco2017", 7.5, 1000),
         ("sjd_table3@2", "lumina_mgpt", "coco2017", 4.0, 2000),
@@ -304,7 +305,7 @@ def test_in_a_grid_every_job_has_its_own_values() -> None:
     with pytest.raises(UsageError, match="protocol=nope.*model=anole.*'nope'"):
         configuration.grid(["protocol=sjd_table4,nope", "model=anole"], multirun=True)
     sizes = configuration.grid(["protocol=sjd_fig12", "model=lumina_mgpt", "size=768,1024"], multirun=True)
-    assert [job.cfg["size"] for job in sizes] == [768, 1024]
+    assert [job.cfg.size for job in sizes] == [768, 1024]
 
 
 @pytest.fixture
@@ -324,8 +325,8 @@ def experiment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Call
 def test_an_experiment_overrides_the_protocol_and_the_user_overrides_both(experiment: Callable[[str], None]) -> None:
     experiment("defaults:\n  - override /method: sjd\n  - override /model: anole\nn: 7\n")
     cfg = configuration.compose(["experiment=mine", "protocol=sjd_table4", "seed=5"])
-    assert (cfg["model"], cfg["method"], cfg["n"], cfg["seed"]) == ("anole", "sjd", 7, 5)
-    assert (cfg["data"], cfg["caption"], cfg["temperature"]) == ("coco2017", "running_longest", 1.0)
+    assert (cfg.model, cfg.method, cfg.n, cfg.seed) == ("anole", "sjd", 7, 5)
+    assert (cfg.data, cfg.get("caption"), cfg.temperature) == ("coco2017", "running_longest", 1.0)
 
 
 def test_an_experiment_may_choose_the_protocol_and_sweep(experiment: Callable[[str], None]) -> None:
@@ -334,11 +335,11 @@ def test_an_experiment_may_choose_the_protocol_and_sweep(experiment: Callable[[s
         "hydra:\n  sweeper:\n    params:\n      model: llamagen_xl,llamagen_xl_512\n      window: 16,32\n"
     )
     jobs = [job.cfg for job in configuration.grid(["experiment=mine", "window=8"], multirun=True)]
-    assert [(cfg["protocol"], cfg["model"], cfg["window"]) for cfg in jobs] == [
+    assert [(cfg.protocol, cfg.model, cfg.get("window")) for cfg in jobs] == [
         ("sjd_table3@2", "llamagen_xl", 8),
         ("sjd_table3@2", "llamagen_xl_512", 8),
     ]
-    assert all((cfg["n"], cfg["seed"], cfg["data"]) == (5000, 3, "coco2017") for cfg in jobs)
+    assert all((cfg.n, cfg.seed, cfg.data) == (5000, 3, "coco2017") for cfg in jobs)
 
 
 def test_parameters_of_some_models_reach_the_jobs_of_a_grid() -> None:
@@ -346,15 +347,15 @@ def test_parameters_of_some_models_reach_the_jobs_of_a_grid() -> None:
     jobs = configuration.grid(grid.split(), multirun=True)
     assert len(jobs) == 4
     for cfg in (job.cfg for job in jobs):
-        assert (cfg["protocol"], cfg["data"], cfg["caption"]) == ("sjd_table3@2", "coco2017", "running_longest")
-        assert (cfg["reduced"], cfg["refine"], cfg["data_dir"]) == (True, False, "here")
-        assert (cfg["cfg_scale"], cfg["top_k"]) == ((7.5, 1000) if cfg["model"] == "llamagen_xl" else (4.0, 2000))
+        assert (cfg.protocol, cfg.data, cfg.get("caption")) == ("sjd_table3@2", "coco2017", "running_longest")
+        assert (cfg.get("reduced"), cfg.get("refine"), cfg.get("data_dir")) == (True, False, "here")
+        assert (cfg.get("cfg_scale"), cfg.get("top_k")) == ((7.5, 1000) if cfg.model == "llamagen_xl" else (4.0, 2000))
 
 
 def test_a_grid_over_models_of_vectors_needs_no_other_parameter() -> None:
     """Their default data and method apply in every job without being named."""
     jobs = configuration.grid(["model=mar_b,mar_l", "gamma=4,8", "n=1"], multirun=True)
-    assert {(job.name, *(job.cfg[name] for name in ("model", "gamma", "data", "method"))) for job in jobs} == {
+    assert {(job.name, *(job.cfg.get(name) for name in ("model", "gamma", "data", "method"))) for job in jobs} == {
         (f"gamma={gamma},model={model}", model, gamma, "imagenet", "cspd")
         for model in ("mar_b", "mar_l")
         for gamma in (4, 8)
@@ -447,12 +448,14 @@ def test_every_line_of_a_papers_table_has_its_published_settings() -> None:
                 cfg = configuration.compose(suite.overrides(line, next(suite.cells()), seconds=bool(suite.timed)))
                 with case(name, model, line.key):
                     data = _data_of(printed.cells["dataset"]) or _data_of(printed.cells["part"])
-                    assert cfg["data"].startswith(data)
+                    assert cfg.data.startswith(data)
                     for cell, parameter in _PRINTED.items():
                         with suppress(ValueError):
                             value = float(printed.cells[cell])
                             if parameter in cfg:
-                                assert cfg[parameter] == value, f"{parameter}: {cfg[parameter]}, printed {value}"
+                                assert cfg.get(parameter) == value, (
+                                    f"{parameter}: {cfg.get(parameter)}, printed {value}"
+                                )
                                 compared += 1
     assert compared > 300
 
@@ -484,11 +487,13 @@ def test_every_table_has_the_numbers_of_the_published_protocols() -> None:
                             allowed = [number for row in stated for number in _numbers(row[cell])]
                             apart = parameter == "batch" and suite.timed
                             if allowed and parameter in cfg and parameter not in own and not apart:
-                                assert cfg[parameter] in allowed, f"{parameter}: {cfg[parameter]}, published {allowed}"
+                                assert cfg.get(parameter) in allowed, (
+                                    f"{parameter}: {cfg.get(parameter)}, published {allowed}"
+                                )
                                 compared += 1
                         words = [word for row in stated for word in row["dataset"].split(";")]
                         named = set(filter(None, map(_data_of, words)))
-                        assert not named or any(cfg["data"].startswith(data) for data in named)
+                        assert not named or any(cfg.data.startswith(data) for data in named)
     assert compared > 300
 
 

@@ -14,17 +14,22 @@ from commands import case, usage_error
 from torch import Tensor, nn
 
 from specbench.bench import floor
-from specbench.config import configuration, parameters, registry
+from specbench.config import configuration, parameter, parameters, registry
 from specbench.config.run_config import RunConfig
+from specbench.data.coco import Captions
+from specbench.decoding.continuous import NoiseParameters
 from specbench.decoding.drafters import medusa
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import base
 from specbench.decoding.rules.base import Rule
+from specbench.decoding.sampling import Sampling
 from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import Tree, build
 from specbench.errors import UsageError
 from specbench.harness import method
 from specbench.harness.pipeline import ContinuousPipeline, Pipeline, load_model
+from specbench.models.loading.unified_official import Prompting
+from specbench.models.mar_sampling import MaskedSampling
 
 DRAFTERS = [name for name in parameters.choices("drafter") if parameters.kind("drafter", name) != "continuous"]
 PRESETS = parameters.choices("method")
@@ -168,7 +173,6 @@ def test_a_drafter_without_a_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_part_has_the_parameters_of_its_file() -> None:
     """Each field is declared in the file, with the field's type, and each declared parameter is a field."""
-    kinds = {"integer": int, "number": float, "flag": bool, "string": str}
     own = {"drafter_weights"}  # read by what loads the network
     for group in parameters.PARTS:
         for name in parameters.choices(group):
@@ -178,11 +182,38 @@ def test_a_part_has_the_parameters_of_its_file() -> None:
                 hints = get_type_hints(part)
                 names = {field.name for field in fields(part)}
                 assert names == parameters.declared(group, name) - own - {group}
-                for parameter in names:
-                    kind = kinds.get(declared[parameter].kind)
-                    allowed = {*get_args(hints[parameter])} or {hints[parameter]}
-                    assert kind is None or kind in allowed
-                    assert (NoneType in allowed) == bool(declared[parameter].null) or hints[parameter] is Any
+                assert all(_fits(hints[parameter], declared[parameter]) for parameter in names)
+
+
+def _fits(hint: Any, declared: parameter.Parameter) -> bool:
+    """Whether a field has the type of a declared parameter."""
+    kinds = {"integer": int, "number": float, "flag": bool, "string": str, "text": str, "path": str}
+    kind, allowed = kinds.get(declared.kind), {*get_args(hint)} or {hint}
+    same = kind is None or kind in allowed
+    return same and ((NoneType in allowed) == bool(declared.null) or hint is Any)
+
+
+def test_what_is_read_from_a_run_has_the_types_of_the_files() -> None:
+    """The dataclasses that models, data sets and sampling read. Each field is declared by a file of the group."""
+    read = {"model": (Prompting, MaskedSampling, NoiseParameters, Sampling), "data": (Captions,)}
+    for group, kinds in read.items():
+        for kind in kinds:
+            for name, hint in get_type_hints(kind).items():
+                declared = [
+                    found[name]
+                    for choice in parameters.choices(group)
+                    if name in (found := parameters.declarations(group, choice))
+                ]
+                assert declared or (kind, name) == (Sampling, "kernels"), name
+                assert all(_fits(hint, one) for one in declared), name
+
+
+def test_a_run_has_the_parameters_of_every_run_as_fields() -> None:
+    declared = parameters.declarations("", "config")
+    hints = get_type_hints(RunConfig)
+    names = {field.name for field in fields(RunConfig)} - {"own"}
+    assert names == declared.keys() - {"variant"}
+    assert all(_fits(hints[name], declared[name]) for name in names)
 
 
 def test_a_part_of_a_plug_in_is_a_dataclass_of_declared_parameters(monkeypatch: pytest.MonkeyPatch) -> None:

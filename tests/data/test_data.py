@@ -18,6 +18,7 @@ from commands import said
 import specbench
 from specbench import data, metrics
 from specbench.config import configuration, parameters, registry
+from specbench.config.run_config import PromptSelection
 from specbench.data import Item, base, coco, prompts, scenes
 from specbench.errors import UsageError
 from specbench.metrics.scenes import readable
@@ -35,7 +36,7 @@ Load = Callable[..., list[Item]]
 def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Load:
     """The prompts for the words of a command line; the home of fetched files is empty."""
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
-    return lambda *words: data.load(configuration.compose(words))
+    return lambda *words: data.load(configuration.compose(words).prompts)
 
 
 def pairs(items: list[Item]) -> list[tuple[str, str]]:
@@ -207,14 +208,14 @@ def entries(n: int) -> list[Item]:
 
 
 def test_a_larger_n_extends_a_smaller_one_and_the_seed_chooses() -> None:
-    many = base.subset(entries(500), {"seed": 0, "n": 500, "data": "x"})
-    few = base.subset(entries(500)[::-1], {"seed": 0, "n": 50, "data": "x"})
-    other = base.subset(entries(500), {"seed": 1, "n": 500, "data": "x"})
+    many = base.subset(entries(500), PromptSelection("x", 500, 0))
+    few = base.subset(entries(500)[::-1], PromptSelection("x", 50, 0))
+    other = base.subset(entries(500), PromptSelection("x", 500, 1))
     assert many[:50] == few
     assert {item.id for item in many} == {str(i) for i in range(500)}
     assert pairs(many) != pairs(other)
     assert len({item.id for item in few} & {item.id for item in other[:50]}) < 15  # 5 expected
-    assert [item.id for item in base.subset(entries(100), {"seed": 0, "n": 3, "data": "x"})] == ["59", "41", "70"]
+    assert [item.id for item in base.subset(entries(100), PromptSelection("x", 3, 0))] == ["59", "41", "70"]
     # No part of the file is preferred: the mean place of fifty of five hundred is 250 +- 20.
     assert abs(np.mean([int(item.id) for item in few]) - 250) < 60
 
@@ -353,12 +354,12 @@ def test_prompts_alone_choose_their_data_set_and_all_of_it(tmp_path: Path, monke
     (tmp_path / "a.txt").write_text("one\n\ntwo\nthree\n")
     (tmp_path / "b.txt").write_text("one\n" * 40)  # more than a run of the embedded prompts has by default
     cfg = configuration.compose(["prompts=a.txt"])
-    assert (cfg["data"], cfg["prompts"], "split" in cfg) == ("prompts", "a.txt", False)
+    assert (cfg.data, cfg.get("prompts"), "split" in cfg) == ("prompts", "a.txt", False)
     jobs = configuration.grid(["prompts=a.txt,b.txt", "delta=2"], multirun=True)
-    choices = [(job.cfg["data"], job.cfg["prompts"], job.cfg["n"]) for job in jobs]
+    choices = [(job.cfg.data, job.cfg.get("prompts"), job.cfg.n) for job in jobs]
     assert choices == [("prompts", "a.txt", 3), ("prompts", "b.txt", 40)]
-    assert [configuration.compose(["prompts=b.txt", word])["n"] for word in ("n=7", "n=all")] == [7, 40]
-    assert configuration.compose(["prompts=b.txt", "protocol=coolsd_table1"])["n"] == 5000  # which says so
+    assert [configuration.compose(["prompts=b.txt", word]).n for word in ("n=7", "n=all")] == [7, 40]
+    assert configuration.compose(["prompts=b.txt", "protocol=coolsd_table1"]).n == 5000  # which says so
 
 
 def test_all_prompts_of_a_data_set(tmp_path: Path) -> None:
@@ -367,10 +368,10 @@ def test_all_prompts_of_a_data_set(tmp_path: Path) -> None:
     every, five = (configuration.compose([*words, n]) for n in ("n=all", "n=5"))
     assert every == five
     assert provenance.config_hash(every) == provenance.config_hash(five)
-    first = [item.id for item in data.load(every)]
+    first = [item.id for item in data.load(every.prompts)]
     assert sorted(first) == ["1", "2", "3", "4", "5"]
-    assert first != [item.id for item in data.load({**every, "seed": 1})]  # which chooses, and orders
-    assert configuration.compose(words)["n"] == 16
+    assert first != [item.id for item in data.load(every.changed(seed=1).prompts)]  # which chooses, and orders
+    assert configuration.compose(words).n == 16
     for name in filter(registry.is_drawn, parameters.choices("data")):
         with pytest.raises(UsageError, match=f"data={name} .*n=all .*n=NUMBER"):
             configuration.compose([f"data={name}", "n=all"])

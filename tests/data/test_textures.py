@@ -9,6 +9,7 @@ import pytest
 from commands import usage_error
 
 from specbench.config import configuration, missing_weights
+from specbench.config.run_config import PromptSelection
 from specbench.data import scenes, textures, worlds
 from specbench.data.textures import WORLD
 
@@ -122,7 +123,7 @@ def test_light_comes_from_its_side() -> None:
 
 
 def test_items_have_the_captions_of_the_split() -> None:
-    items = textures.items({"split": "validation", "n": 3, "seed": 5})
+    items = textures.items(PromptSelection("textures", 3, 5, {"split": "validation"}))
     assert [item.prompt for item in items] == WORLD.render("validation", range(3))[1]
     assert all(WORLD.describes(item.labels) and not scenes.WORLD.describes(item.labels) for item in items)
 

@@ -195,14 +195,14 @@ def test_an_infinite_divergence_is_no_value() -> None:
     assert records[0].emitted_outside == pytest.approx(0.01)
     row = summary.columns(records)
     assert (row["emitted_tv"], row["emitted_kl"], row["emitted_kl_stderr"]) == (0.125, None, None)
-    cfg = {"rule": "lantern", "emitted_draws": 8}
+    cfg = configuration.compose(["method=lantern"])
     [infinite] = emitted_remarks(cfg, records)
     assert (infinite.code, infinite.values["share"]) == ("emitted_infinite", pytest.approx(0.005))
     assert emitted_remarks(cfg, images(trace(), [4, 9])) == []
 
 
 def test_a_missing_measurement_is_no_value() -> None:
-    measured, cfg = trace(), {"rule": "typical", "drafter": "medusa", "emitted_draws": 8}
+    measured, cfg = trace(), configuration.compose(["method=medusa"])
     five = ["emitted_tv", "emitted_kl", "emitted_outside", "emitted_kl_optimal", "emitted_ratio"]
     for absent in (torch.zeros(2, 0), torch.full((2, 9), torch.nan)):
         records = images(replace(measured, **dict.fromkeys(five, absent)), [4, 9])
@@ -210,8 +210,8 @@ def test_a_missing_measurement_is_no_value() -> None:
         assert [row[c] for c in ("emitted_tv", "emitted_tv_stderr", "emitted_kl", "emitted_kl_stderr")] == [None] * 4
         assert emitted_remarks(cfg, records) == [remark("emitted_tree", "emitted_kl", rule="typical")]
         of_verification = remark("emitted_verification", "emitted_kl", verification="block")
-        assert emitted_remarks(cfg | {"verification": "block"}, records) == [of_verification]
-        assert emitted_remarks(cfg | {"emitted_draws": 0}, records) == []
+        assert emitted_remarks(cfg.changed(verification="block"), records) == [of_verification]
+        assert emitted_remarks(cfg.changed(emitted_draws=0), records) == []
         mixed = [records[0], images(measured, [4, 9])[1]]
         assert emitted_remarks(cfg, mixed) == [remark("emitted_not_recorded", "emitted_kl", images=1)]
 
@@ -362,4 +362,4 @@ def test_an_exact_preset_emits_the_targets_distribution(preset: str) -> None:
             continue
         largest = max(float(x.abs().max()) for x in (out.trace.emitted_tv, out.trace.emitted_kl))
         assert out.trace.emitted_outside.abs().max() == 0
-        assert largest < 1e-6 if cfg["rule"] == "exact" else largest > 1e-3, more
+        assert largest < 1e-6 if cfg.rule == "exact" else largest > 1e-3, more

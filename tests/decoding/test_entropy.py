@@ -25,7 +25,7 @@ CFG = "entropy_temperature=[2.5,3,0.6]"
 def test_the_temperature_of_a_distribution_of_two_tokens() -> None:
     """p = (1/4, 3/4) has 0.562335 nats, so T = 1.4 (2.5 exp(-0.187445) + 0.6) = 3.741761, and its odds of 3 become
     3 ** (1 / T) = 1.341258."""
-    probs = Sampling(1.4, entropy=CURVE).probs(torch.tensor([0.0, math.log(3)]))
+    probs = Sampling(1.4, entropy_temperature=CURVE).probs(torch.tensor([0.0, math.log(3)]))
     assert probs.tolist() == pytest.approx([1 / 2.341258, 1.341258 / 2.341258], abs=1e-6)
 
 
@@ -33,15 +33,18 @@ def test_the_filters_come_first_and_the_entropy_is_of_what_they_leave() -> None:
     """The third token is outside of top_k, so it does not count for the entropy either. At entropy 0 nothing
     changes."""
     logits = torch.tensor([[0.0, math.log(3), -0.1], [5.0, -torch.inf, -torch.inf]])
-    probs = Sampling(1.4, top_k=2, entropy=CURVE).probs(logits)
+    probs = Sampling(1.4, top_k=2, entropy_temperature=CURVE).probs(logits)
     assert probs[0].tolist() == pytest.approx([1 / 2.341258, 1.341258 / 2.341258, 0], abs=1e-6)
     assert probs[1].tolist() == [1, 0, 0]
-    assert torch.equal(Sampling(0.0, entropy=CURVE).probs(logits), Sampling(0.0).probs(logits))
+    assert torch.equal(Sampling(0.0, entropy_temperature=CURVE).probs(logits), Sampling(0.0).probs(logits))
 
 
 def test_the_filtered_distribution_follows_from_the_unfiltered_one() -> None:
     logits = 3 * torch.randn(40, 9, generator=torch.Generator().manual_seed(0))
-    for sampling in (Sampling(1.4, entropy=CURVE), Sampling(0.7, 4, 0.9, entropy=(2.0, 0.5, 0.3))):
+    for sampling in (
+        Sampling(1.4, entropy_temperature=CURVE),
+        Sampling(0.7, 4, 0.9, entropy_temperature=(2.0, 0.5, 0.3)),
+    ):
         full = sampling.unfiltered.probs(logits)
         torch.testing.assert_close(full, logits.softmax(-1))
         torch.testing.assert_close(sampling.filtered_probs(full), sampling.probs(logits))
@@ -65,7 +68,7 @@ def test_every_exact_method_stays_exact(words: str, more: str) -> None:
     assert row["parameters"].endswith(more.replace("2.5,3", "2.5,3.0"))
     sampling = method.config.sampling
     filtered, plain = (
-        model.marginals(s)[0].probs for s in (sampling, replace(sampling, entropy=None, top_n_sigma=None))
+        model.marginals(s)[0].probs for s in (sampling, replace(sampling, entropy_temperature=None, top_n_sigma=None))
     )
     assert 0.5 * (filtered - plain).abs().sum() > 0.07
 

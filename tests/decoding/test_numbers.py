@@ -163,7 +163,7 @@ def test_a_row_that_took_the_next_image_names_it() -> None:
 
 def test_the_pipeline_names_its_model() -> None:
     cfg = configuration.compose(["model=llamagen_xl", "weights=random", "reduced=true", "method=sjd", "window=4"])
-    pipeline = Pipeline.load({**cfg, "device": "cpu"})
+    pipeline = Pipeline.load(cfg.changed(device="cpu"))
     next(pipeline.model.target.parameters()).fill_(math.nan)
     for decoded in (
         lambda: pipeline.decode(pipeline.encode(["a", "b"]), KEYS[:2]),

@@ -50,7 +50,7 @@ SAMPLINGS = {
     "greedy": Sampling(0.0, cfg_scale=2.0),
     "top-p": Sampling(0.8, 4, 0.9, cfg_scale=2.0),
     "not guided": Sampling(),
-    "by entropy": Sampling(1.4, 4, cfg_scale=2.0, entropy=(2.5, 3.0, 0.6)),
+    "by entropy": Sampling(1.4, 4, cfg_scale=2.0, entropy_temperature=(2.5, 3.0, 0.6)),
 }
 
 

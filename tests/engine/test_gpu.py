@@ -278,7 +278,7 @@ def test_an_audit_on_a_device_gives_the_verdict_of_the_cpu(words: str, model: st
     ]
     first, other = (row["verdict"] for row in rows)
     expected = {"cool_sd": "not lossless", "eagle1": "lossless", "cspd": "not refuted"}
-    assert first == other == expected[cfg["method"]]
+    assert first == other == expected[cfg.method]
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 def decode(*words: str, loader: Any = FakePipeline, stop: Callable[[], bool] = never) -> list[Event]:
     cfg = configuration.compose([*WORDS, *words])
     with cluster.Workers(cfg, loader) as workers:
-        return [event for happened in workers.decode(data.load(cfg), False, stop) for event in happened]
+        return [event for happened in workers.decode(data.load(cfg.prompts), False, stop) for event in happened]
 
 
 def indices(events: list[Event]) -> list[int]:
@@ -255,7 +255,7 @@ def test_one_worker_a_device(ray: FakeRay) -> None:
     ):
         ray.resources = resources
         with cluster.Workers(configuration.compose([*WORDS, "workers=2", f"device={wanted}"]), FakePipeline) as workers:
-            assert workers._cfg["device"] == device
+            assert workers._cfg.device == device
             assert ray.options["num_gpus"] == int(device == "cuda")
     for resources, wanted, sentence in (
         (one_gpu, "auto", "workers=2 needs as many GPUs"),

@@ -46,7 +46,7 @@ def test_an_images_number_depends_only_on_its_prompt_and_repeat() -> None:
     assert indices.STRIDE > PROMPTS
 
     def of_run(n: int, images_per_prompt: int) -> list[int]:
-        return indices.of_run({"n": n, "images_per_prompt": images_per_prompt, "shard": None})
+        return indices.of(n, images_per_prompt=images_per_prompt)
 
     assert of_run(3, 1) == [0, 1, 2]
     four = of_run(3, 4)
@@ -59,12 +59,12 @@ def test_an_images_number_depends_only_on_its_prompt_and_repeat() -> None:
     with pytest.raises(UsageError, match="images_per_prompt.*1,000,000"):
         configuration.compose(["n=100000", "images_per_prompt=11"])
     cfg = configuration.compose([])
-    assert cfg["images_per_prompt"] == 1
+    assert cfg.images_per_prompt == 1
 
 
 def test_no_two_images_share_their_random_numbers() -> None:
     """Of one prompt, of two prompts, or of two seeds, such as image 1 of seed 0 and image 0 of seed 1."""
-    of_run = indices.of_run({"n": 50, "images_per_prompt": 8, "shard": None})
+    of_run = indices.of(50, images_per_prompt=8)
     streams = RandomStreams([(seed, index) for seed in (0, 1, 2, 49, 2**20) for index in of_run])
     first = streams.uniform(torch.zeros(len(streams), dtype=torch.int64), 0, 4)
     assert len({tuple(numbers) for numbers in first.tolist()}) == len(streams)

@@ -83,7 +83,7 @@ def test_a_run_writes_its_files(bench: Bench) -> None:
     assert read_rows(bench.outcome.folder.row) == [row]
     made, vanilla = (read_records(bench.out / f"{name}.jsonl") for name in ("records", "baseline"))
     assert [(r.index, r.steps, r.tokens, r.batch) for r in made] == [(i, s, TOKENS, 1) for i, s in enumerate(STEPS)]
-    items = data.load(bench.outcome.config)
+    items = data.load(bench.outcome.config.prompts)
     assert [(r.prompt, r.id) for r in made] == [(item.prompt, item.id) for item in items]
     assert row["prompts_hash"] == data.prompts_hash(items)
     for record in made:
@@ -253,7 +253,7 @@ def test_other_weights_and_other_prompts_are_refused(bench: Bench, monkeypatch: 
         patch.setattr(registry, "weights_here", lambda cfg: "embedded:2")
         with pytest.raises(UsageError, match="fake:0.*embedded:2"):
             run.run(bench.outcome.config, bench.out)
-    prompts = data.load(bench.outcome.config.changed(n=3))
+    prompts = data.load(bench.outcome.config.changed(n=3).prompts)
     for other in (replace(prompts[1], prompt="else"), replace(prompts[1], id="else")):
         monkeypatch.setattr(data, "load", lambda cfg: [prompts[0], other, prompts[2]])  # noqa: B023
         with pytest.raises(UsageError, match="index 1"):
@@ -596,14 +596,14 @@ def test_the_peak_of_the_resident_memory_can_start_again() -> None:
 def test_the_threads_of_an_embedded_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """One on a CPU, unless the environment says how many."""
     monkeypatch.setattr(registry, "find", lambda *_: lambda *_: None)
-    cfg = {"device": "cpu", "dtype": "float32", "model": "llamagen_scenes"}
+    cfg = configuration.compose(["device=cpu"])
     threads: list[int] = []
     monkeypatch.setattr("torch.set_num_threads", threads.append)
     for more, model, expected in (("2", "llamagen_scenes", []), (None, "llamagen_xl", []), (None, "mar_scenes", [1])):
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         if more:
             monkeypatch.setenv("OMP_NUM_THREADS", more)
-        pipeline.load_model({**cfg, "model": model})
+        pipeline.load_model(cfg.changed(model=model))
         assert threads == expected
 
 
@@ -614,7 +614,7 @@ def test_an_engine_needs_its_device_and_its_package(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match="engine=graph"):
         pipeline.engine_of(cfg, torch.device("cuda"))
-    assert type(pipeline.engine_of({**cfg, "engine": "graph"}, torch.device("cuda"))).__name__ == "Graphs"
+    assert type(pipeline.engine_of(cfg.changed(engine="graph"), torch.device("cuda"))).__name__ == "Graphs"
 
 
 @pytest.mark.parametrize("change", [{"run_id": 5}, {"sessions": {"a": 1}}])

@@ -77,7 +77,7 @@ def folder(finished: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 def write(folder: RunFolder, *arguments: str) -> dict[str, Any]:
     row = row_of(folder.path)
     cfg = configuration.compose([*SMALL, *arguments])
-    trackers.write(cfg["log"], cfg, row, folder)
+    trackers.write(cfg.log, cfg, row, folder)
     return row
 
 
@@ -147,7 +147,7 @@ def test_a_run_is_logged_once_and_again_when_it_grows(tmp_path: Path, monkeypatc
     assert [row["n"] for row in rows] == [2, 3, 2]
     assert set(json.loads((tmp_path / "run/run.json").read_text())["logged"]) == {"wandb"}
     assert run_and_log(tmp_path / "run", "n=3") == rows[1]  # a tracker may change within a folder
-    assert stored(tmp_path / "run")["log"] == "none"
+    assert stored(tmp_path / "run").log == "none"
 
 
 def test_a_tracker_that_fails_loses_no_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,25 +83,25 @@ def solves(item: Item, image: np.ndarray, instances: list[Instance]) -> bool:
 
 def test_the_prompts_equal_geneval_s() -> None:
     cfg = configuration.compose(["data=geneval", "n=all", "images_per_prompt=4"])
-    assert cfg["n"] == 553
-    items = data.load(cfg)
+    assert cfg.n == 553
+    items = data.load(cfg.prompts)
     counts = Counter((item.metadata or {})["tag"] for item in items)
     assert [counts[task] for task in prompts.TASKS] == [80, 99, 80, 94, 100, 100]
     assert len({item.prompt for item in items}) == len({item.id for item in items}) == 553
     named = {part["class"] for item in items for part in (item.metadata or {})["include"]}
     assert len(prompts.classes()) == 80
     assert named <= set(prompts.classes())
-    subset = data.load({**cfg, "n": 30})
+    subset = data.load(cfg.changed(n=30).prompts)
     assert subset == items[:30]
     # not the file's first, which are of one task
     assert len({(item.metadata or {})["tag"] for item in subset}) == 6
     # The id is the number of the line in its file, counted from 0.
     assert next(item for item in items if item.id == "0").prompt == "a photo of a bench"
-    assert len(data.images_of({**cfg, "n": 30})) == 120
+    assert len(data.images_of(cfg.changed(n=30))) == 120
 
 
 def test_other_prompts() -> None:
-    assert configuration.compose(["data=dpg", "n=all"])["n"] == 1065
+    assert configuration.compose(["data=dpg", "n=all"]).n == 1065
     for name, why in (("geneval", "it needs no files"), ("prompts", "its file comes from you")):
         with pytest.raises(UsageError, match=f"data={name} has nothing to fetch: {why}"):
             fetch.main([f"data={name}"])

@@ -11,6 +11,7 @@ from commands import said
 
 from specbench import metrics
 from specbench.config import configuration
+from specbench.config.run_config import PromptSelection
 from specbench.data import Item, scenes, scenes_geneval, worlds
 from specbench.data.geneval import TASKS
 from specbench.metrics import ASSETS, ScoringContext
@@ -78,15 +79,15 @@ def test_detections_that_solve_a_task(
 
 
 def test_captions_pose_their_task_in_turn_and_are_new_to_the_models() -> None:
-    items = scenes_geneval.items({"n": N, "seed": 3})
+    items = scenes_geneval.items(PromptSelection("scenes_geneval", N, 3))
     assert [item.metadata["tag"] for item in items if item.metadata] == list(TASKS) * (N // len(TASKS))
-    assert items[:7] == scenes_geneval.items({"n": 7, "seed": 0})
+    assert items[:7] == scenes_geneval.items(PromptSelection("scenes_geneval", 7, 0))
     assert all(worlds.is_validation(scenes_geneval.sample(item.index).scene) for item in items)
     towers = ev.load(ASSETS / "scenes_two_tower.safetensors", ev.TwoTower)
     assert all(readable(towers, item.prompt) for item in items)
     counts = [part["count"] for item in items[2::6] for part in (item.metadata or {})["include"]]
     assert max(counts) in (2, 3)
-    assert configuration.compose(["data=scenes_geneval", "metrics=scenes_all"])["metrics"] == [
+    assert configuration.compose(["data=scenes_geneval", "metrics=scenes_all"]).get("metrics") == [
         "scenes_fid", "scenes_clip", "scenes_reward", "scenes_geneval"
     ]  # fmt: skip
 
@@ -112,7 +113,7 @@ def score(images: np.ndarray, items: list[Item]) -> dict[str, metrics.Score]:
 
 
 def test_the_reader_reads_real_scenes_and_not_those_of_other_prompts(drawn: np.ndarray) -> None:
-    items = scenes_geneval.items({"n": N})
+    items = scenes_geneval.items(PromptSelection("scenes_geneval", N))
     scores = score(drawn, items)
     # 0.993 of 6,000 (docs/metrics.md): fewer than 54 of 60 have a probability below 1e-6
     assert (scores["geneval"].value or 0) >= 0.9
@@ -128,7 +129,7 @@ def test_the_reader_reads_real_scenes_and_not_those_of_other_prompts(drawn: np.n
 
 
 def test_images_of_one_prompt_count_once_in_the_error(drawn: np.ndarray) -> None:
-    items = scenes_geneval.items({"n": N})
+    items = scenes_geneval.items(PromptSelection("scenes_geneval", N))
     wrong = np.roll(drawn, 6, 0)
     once, twice = score(wrong, items), score(np.concatenate([wrong, wrong]), [*items, *items])
     for name in once:
@@ -161,10 +162,12 @@ def test_prompts_without_labels_or_tasks_are_refused(drawn: np.ndarray) -> None:
     assert none["geneval"].value is None
     assert none["geneval_colors"].value is None
     assert said(none["geneval_colors"])
-    few = score(drawn[:6:3], [scenes_geneval.items({"n": 4})[i] for i in (0, 3)])
+    few = score(drawn[:6:3], [scenes_geneval.items(PromptSelection("scenes_geneval", 4))[i] for i in (0, 3)])
     assert few["geneval"].value is None
     assert said(few["geneval"]).endswith(" two_object, counting, position, color_attr")
     assert few["geneval_colors"].value == 1.0
-    per_task = score(np.roll(drawn[:6], 1, 0), scenes_geneval.items({"n": 6}))  # one prompt per task
+    per_task = score(
+        np.roll(drawn[:6], 1, 0), scenes_geneval.items(PromptSelection("scenes_geneval", 6))
+    )  # one prompt per task
     assert per_task["geneval"].value is not None
     assert {task_score.stderr for task_score in per_task.values()} == {None}

@@ -31,7 +31,7 @@ def loaded(model: str):
 @cache
 def pipeline(*overrides: str) -> Pipeline:
     cfg = compose([*overrides, "emitted_draws=0"])
-    return Pipeline.assemble(cfg, *loaded(cfg["model"]))
+    return Pipeline.assemble(cfg, *loaded(cfg.model))
 
 
 def captions_of(overrides):

@@ -52,7 +52,7 @@ def tiny(monkeypatch):
 
 
 def load(*words):
-    return data.load(configuration.compose(["model=mar_scenes", *words]))
+    return data.load(configuration.compose(["model=mar_scenes", *words]).prompts)
 
 
 def read_right(images, labels, world="scenes"):
@@ -190,8 +190,8 @@ def test_prompts_are_names_or_numbers_of_classes(tiny):
 
 def test_shapes_fit_together_and_the_defaults_are_the_trained_ones():
     cfg = configuration.compose(["model=mar_scenes"])
-    assert (cfg["data"], cfg["method"], cfg["weights"]) == ("scenes_classes", "cspd", "embedded")
-    assert cfg["diffusion_steps"] == DIFFUSION_STEPS
+    assert (cfg.data, cfg.method, cfg.weights) == ("scenes_classes", "cspd", "embedded")
+    assert cfg.get("diffusion_steps") == DIFFUSION_STEPS
     assert parameters.default("model", "mar_scenes", "cfg_scale") in card.Trial().scales
     size = {}
     for kind, module in (("kl", Latents), ("mar", MAR), ("mar_draft", MAR)):

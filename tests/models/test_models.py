@@ -277,7 +277,7 @@ def test_every_rule_runs_on_every_drafter(first, name):
     for number, (rule, parameters_of_it) in enumerate(RULES.items(), start=first):
         temperature = 0.0 if rule == "exact" else float(number % 2)
         setting = RuleContext(drafter.tree.height, lambda: codebook, temperature == 0)
-        built_rule = registry.chosen("rule", {"rule": rule, **parameters_of_it}).build(setting)
+        built_rule = registry.find("rule", rule)(**parameters_of_it).build(setting)
         sampling = Sampling(temperature=temperature, top_k=4, cfg_scale=2.0)
         args = sampling, tiny.prompts(6), [(0, i) for i in range(6)]
         out = decode_images(target, drafter, built_rule, *args)

@@ -19,9 +19,8 @@ from specbench.cli import main
 from specbench.config import configuration, parameters, registry
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.sampling import Sampling
 from specbench.errors import UsageError
-from specbench.harness.method import build_rule, build_verification
+from specbench.harness.method import build_rule, build_verification, sampling_of
 from specbench.models import eagle, emu3_vision
 from specbench.models.loading import chameleon, emu3, image_tokenizers, naming
 from specbench.models.loading.official import exported
@@ -82,7 +81,7 @@ NETWORKS = ("sd", "eagle2", "eagle3", "medusa", "dflash", "zipar")
 
 def one_method_for_every_drafter():
     """The last one."""
-    return list({configuration.compose([f"method={name}"])["drafter"]: name for name in METHODS}.values())
+    return list({configuration.compose([f"method={name}"]).drafter: name for name in METHODS}.values())
 
 
 @pytest.mark.parametrize(("model", "rows"), [(model, 1 if model == "llamagen_xl" else 3) for model in MODELS])
@@ -101,7 +100,7 @@ def test_every_method_runs_on_every_real_target(model, rows):
         drafter = registry.chosen("drafter", cfg).build(bundle)
         target = tiny.read_by(bundle.target, drafter)
         rule = build_rule(cfg, drafter.shape.height, bundle.codebook)
-        sampling = Sampling.from_config(cfg)
+        sampling = sampling_of(cfg)
         verification = build_verification(cfg, drafter.shape)
         config = DecoderConfig(target, drafter, rule, sampling, verification=verification)
         out = decode(config, conditioning, RandomStreams([(0, i) for i in range(rows)]))
@@ -110,7 +109,7 @@ def test_every_method_runs_on_every_real_target(model, rows):
             assert (out.steps < bundle.target.length).all(), method
         else:
             assert (out.steps + out.accepted >= bundle.target.length).all(), method
-            assert (out.drafted.sum() > 0) == (cfg["drafter"] != "none"), method
+            assert (out.drafted.sum() > 0) == (cfg.drafter != "none"), method
         assert out.trace.log_prob.isfinite().all(), method
     check(bundle, out.tokens)
 
@@ -372,10 +371,10 @@ def test_weights_are_named_by_their_content(tmp_path, monkeypatch):
     for part in ("target", "tokenizer", "eagle"):
         (tmp_path / part).mkdir()
         (tmp_path / part / "a.bin").write_bytes(part.encode())
-    cfg = {"model": "anole", "weights": str(tmp_path), "drafter": "none"}
+    cfg = configuration.compose(["model=anole", f"weights={tmp_path}", "method=vanilla"])
     first = registry.weights_label(cfg)
     assert first.startswith("folder:")
-    assert registry.weights_label(cfg | {"drafter": "eagle"}).startswith(first + "+")
+    assert registry.weights_label(cfg.changed(drafter="eagle")).startswith(first + "+")
     monkeypatch.setattr("specbench.config.registry.LARGE", 1)  # hashed once, then cached
     registry._digest.cache_clear()  # the cache of this process
     large = registry.weights_label(cfg)
@@ -385,4 +384,4 @@ def test_weights_are_named_by_their_content(tmp_path, monkeypatch):
     (tmp_path / "target" / "a.bin").write_bytes(b"other")
     assert registry.weights_label(cfg) != large
     with pytest.raises(FileNotFoundError, match="medusa"):
-        registry.weights_label(cfg | {"drafter": "medusa"})
+        registry.weights_label(cfg.changed(drafter="medusa"))

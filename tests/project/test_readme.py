@@ -331,7 +331,7 @@ def test_every_preset_has_been_audited() -> None:
     assert set(COLUMNS) - set(rows[0]) <= {"plugins", "exercised", "p_first", "device", "emitted_tv", "p_enumerated"}
     audited = {(row["method"], row["model"]) for row in rows if row["verdict"] and row["margin"]}
     jobs = plan.presets([], plan.chosen_models({}, [False, True]))
-    missing = sorted({(cfg["method"], model.name) for cfg, model in jobs} - audited)
+    missing = sorted({(cfg.method, model.name) for cfg, model in jobs} - audited)
     methods = ", ".join(dict.fromkeys(method for method, _ in missing))
     assert not missing, f"audit {methods}, and add the rows to results/audit.csv; missing: {missing}"
 

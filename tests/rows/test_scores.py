@@ -69,7 +69,7 @@ def test_evaluate_adds_a_metric_and_a_run_has_the_requested_ones(call: Call, wei
     assert columns_of(after, "fid", "clip_score") == columns_of(before, "fid", "clip_score")
     assert after["image_reward"] is not None
     assert said(after).count("few") == 3
-    assert list(stored(Path("first"))["metrics"]) == ["fid", "clip_b32", "image_reward"]
+    assert list(stored(Path("first")).metrics) == ["fid", "clip_b32", "image_reward"]
     score_lines = lines()
     for words in (["metrics=[fid,clip_b32]"], ["metrics=[clip_b32,fid]"], ["metrics=none"], ["metrics=[fid,clip_b32]"]):
         row, _ = start(call, *words)
@@ -91,7 +91,7 @@ def test_two_metrics_of_one_column_are_both_stored(call: Call, weights: dict[str
     assert after["clip_score"] is None
     assert call("evaluate", "first", "metrics=[fid,clip_b32]")[0] == 0
     assert columns_of(row_of("first"), "fid", "clip") == columns_of(before, "fid", "clip")
-    assert list(stored(Path("first"))["metrics"]) == ["fid", "clip_b32"]
+    assert list(stored(Path("first")).metrics) == ["fid", "clip_b32"]
     weights["fid"] = "broken"
     again, _ = start(call, "metrics=fid")
     assert (again["fid"], said(again)) == (None, "fid: these pictures are too small")

@@ -76,7 +76,7 @@ def test_gates_are_existing_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
             line = bench.read(speed.arguments(words))
             assert line is not None
             cfg = configuration.grid(line.others, multirun=False)[0].cfg
-            assert (cfg["weights"], cfg["device"]) == ("random", "cpu" if small else "cuda")
+            assert (cfg.weights, cfg.device) == ("random", "cpu" if small else "cuda")
             assert column in COLUMNS
             assert by in COLUMNS if column != "node_cost" else int(by) in line["bench.nodes"] or small
 
@@ -110,7 +110,7 @@ def test_the_next_call_does_what_its_page_says(tmp_path: Path) -> None:
         assert audit_plan.planned(words).measurements
     [line] = [call[3:] for call in calls if call[:3] == ["-m", "specbench.cli", "bench"]]
     words = [word for word in line if not word.startswith(("bench.", "out=", "forced_accept="))]
-    assert configuration.compose(words)["engine"] == "triton"
+    assert configuration.compose(words).engine == "triton"
 
 
 def test_the_tests_for_a_gpu_are_collected_on_a_bare_machine(tmp_path: Path) -> None:

@@ -460,7 +460,7 @@ def test_the_error_for_missing_weights_has_one_command(tmp_path: Path, monkeypat
             quoted = re.findall("`([^`]+)`", str(e.value))
             assert quoted == [command]
             assert str(e.value).index(quoted[0]) < str(e.value).index("(or: ")
-            for part in registry.model_sources()[cfg["model"]].parts:
+            for part in registry.model_sources()[cfg.model].parts:
                 folder = registry.weights_folder(cfg)
                 assert folder
                 (folder / part).mkdir(parents=True, exist_ok=True)

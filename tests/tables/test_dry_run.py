@@ -134,7 +134,7 @@ def test_a_plan_is_computed_once(dry: Call, tmp_path: Path, monkeypatch: pytest.
     made: list[str] = []
 
     def counted(cfg: Any) -> dict[str, Any]:
-        made.append(cfg["method"])
+        made.append(cfg.method)
         return PLAN
 
     monkeypatch.setattr(needs, "plan", counted)
@@ -152,7 +152,7 @@ def test_a_plan_is_computed_once(dry: Call, tmp_path: Path, monkeypatch: pytest.
 
 def test_the_baseline_of_a_run_is_vanilla_with_one_token_a_pass() -> None:
     cfg = without_method(configuration.compose(["model=mar_scenes", "method=vanilla", "iterations=16"]))
-    assert (cfg["method"], cfg["drafter"], cfg["iterations"]) == ("vanilla", "none", None)
+    assert (cfg.method, cfg.drafter, cfg.get("iterations")) == ("vanilla", "none", None)
     assert "window" not in without_method(configuration.compose(["method=sjd"]))
 
 

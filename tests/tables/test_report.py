@@ -32,9 +32,9 @@ EVIL = "</script><img src=x onerror=alert(1)>&amp; <b>a \\cite{x} | \N{RIGHT-TO-
 def row(run_id: str, *overrides: str, **cells: Any) -> dict[str, Any]:
     """A row as a run with these overrides writes it."""
     cfg = configuration.compose(["n=4", *overrides])
-    parameters = {name: value for name, value in cfg.items() if name in COLUMNS}
+    parameters = {name: value for name, value in cfg.plain().items() if name in COLUMNS}
     origin = {"time": "2026-11-21T10:00:00+00:00", "commit": "c0ffee", "weights": "embedded:1+2", "device": "cpu"}
-    names = {"run_id": run_id, "baseline_run_id": f"{run_id}/baseline" if cfg["baseline"] else None}
+    names = {"run_id": run_id, "baseline_run_id": f"{run_id}/baseline" if cfg.baseline else None}
     values = {"config_hash": provenance.config_hash(cfg), "accepted_length_mean": 1.0, "perplexity": 8.0}
     return dict.fromkeys(COLUMNS) | parameters | origin | names | values | cells
 

@@ -52,12 +52,12 @@ class Counting(FakePipeline):
     stops: ClassVar[set[int]] = set()  # numbers of the decodes at which the user stops twice
 
     def decode(self, conditioning: list[str], keys: list[tuple[int, int]]) -> Any:
-        method = "vanilla" if self.empty else str(self.cfg["method"])
+        method = "vanilla" if self.empty else str(self.cfg.method)
         if len(Counting.decodes) in Counting.stops:
             Counting.stops.remove(len(Counting.decodes))
             raise KeyboardInterrupt
         if not self.empty:
-            method += str(self.cfg.get("delta", ""))
+            method += str(self.cfg.own.get("delta", ""))
         Counting.decodes += [(method, *key) for key in keys]
         return super().decode(conditioning, keys)
 
@@ -231,8 +231,8 @@ def test_a_line_with_its_own_sampling_has_its_own_vanilla(tmp_path: Path) -> Non
     references = {planned.key: planned.reference for planned in quality}
     assert references["sjd_0.5"] != references["sjd_0.9"]
     assert references["top"] is not None
-    assert [planned.config["n"] for planned in quality if planned.key == "few"] == [3]
-    assert {planned.config["n"] for planned in plan.runs if planned.timed} == {1}  # seconds have their own prompts
+    assert [planned.config.n for planned in quality if planned.key == "few"] == [3]
+    assert {planned.config.n for planned in plan.runs if planned.timed} == {1}  # seconds have their own prompts
     # one printed line for all seeds and seconds: each run of such a vanilla AR was a line
     keys = [key for key in _plan({"timed": 1, "seeds": [0, 1], "lines": lines}, tmp_path).lines if "vanilla" in key]
     assert keys == ["vanilla_temperature=0.9", "vanilla_temperature=0.5", "vanilla"]
@@ -257,9 +257,9 @@ def test_a_real_model_takes_nothing_from_the_embedded_world_of_a_suite(tmp_path:
     content = {**catalog.shipped("glance").content, "models": ["llamagen_scenes", "llamagen_xl"]}
     plan = _plan(content, tmp_path)
     configs = {run.cell.model: run.config for run in plan.runs if not run.timed}
-    assert configs["llamagen_scenes"]["data"].startswith("scenes")
-    assert configs["llamagen_xl"]["data"] == "parti"
-    assert not [name for name in configs["llamagen_xl"]["metrics"] if "scenes" in name]
+    assert configs["llamagen_scenes"].data.startswith("scenes")
+    assert configs["llamagen_xl"].data == "parti"
+    assert not [name for name in configs["llamagen_xl"].metrics if "scenes" in name]
     assert any("llamagen_xl" in text for text in plan.left_out)
 
 
@@ -409,7 +409,7 @@ def test_lists_of_several_seeds_are_averaged() -> None:
 
 def test_a_run_that_fails_does_not_stop_the_others_or_the_table(call: Call, suite: Path, monkeypatch: Any) -> None:
     def load(cfg: Mapping[str, Any]) -> Counting:
-        if cfg["method"] == "sjd":
+        if cfg.method == "sjd":
             raise UsageError("no such thing")
         return Counting(cfg)
 

@@ -68,7 +68,7 @@ class FakeBench(Bench):
             "time": "2026-11-20T10:00:00+00:00",
         }
         origin = {"commit": "c0ffee", "weights": run.weights, "device": "cpu", "device_name": "A | processor_1"}
-        scores = {name: 0.5 for metric in run.config["metrics"] for name in parameters.metric_columns(metric)[:1]}
+        scores = {name: 0.5 for metric in run.config.get("metrics") for name in parameters.metric_columns(metric)[:1]}
         scores |= {"clip_score": 0.7001 + i / 100, "clip_score_stderr": 0.0123, "fid": 7.5 + i, "image_reward": -0.25}
         scorers = {"clip_score": "two-tower", "fid": "classifier", "image_reward": "reader"}
         length = {"accepted_length_mean": 1.11 * i, "accepted_length_std": 0.2}

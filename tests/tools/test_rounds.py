@@ -108,7 +108,7 @@ def test_decays_by_depth_reproduce_the_schedule(bands: Curves) -> None:
 
 def test_a_decay_is_a_number_or_a_list() -> None:
     assert parameters.table()["decay"].checked("decay", [0.5, 0]) == [0.5, 0.0]
-    assert configuration.compose(["method=band", "decay=[0.6,0.55,0.5,0.45]"])["decay"] == [0.6, 0.55, 0.5, 0.45]
+    assert configuration.compose(["method=band", "decay=[0.6,0.55,0.5,0.45]"]).get("decay") == [0.6, 0.55, 0.5, 0.45]
     for wrong in ([0.5, 1.0], [[0.5]], "a", [True]):
         with pytest.raises(UsageError, match="decay.*at least 0.*0.999"):
             parameters.table()["decay"].checked("decay", wrong)

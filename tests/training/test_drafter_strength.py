@@ -128,7 +128,7 @@ def test_embedded_drafters_are_chosen_by_name(capsys):
     network = registry.drafter_networks()["eagle"]
     for name in network.variants:
         cfg = configuration.compose(["method=eagle1", f"drafter.weights=embedded:{name}"])
-        assert cfg["drafter_weights"] == f"embedded:{name}"  # no path of this machine: rows and hashes name it
+        assert cfg.drafter_weights == f"embedded:{name}"  # no path of this machine: rows and hashes name it
         file = registry.ASSETS / f"scenes_eagle_{name}.safetensors"
         assert registry.weights_label(cfg).endswith(f"+{registry.digest(file)}")
     default = configuration.compose(["method=eagle1", "drafter.weights=embedded"])

@@ -326,7 +326,7 @@ def test_mistakes_are_short_errors(tmp_path):
     assert "plan.json" in message()
     drafter_cfg = {"drafter": "eagle", "window": 3, "drafter_weights": str(out)}
     with pytest.raises(UsageError, match="target"):
-        Pipeline.load({**recipes.plan(["drafter=eagle"]).cfg, **drafter_cfg})
+        Pipeline.load(recipes.plan(["drafter=eagle"]).cfg.changed(**drafter_cfg))
 
 
 def test_the_embedded_drafters_come_from_this_command(tmp_path):

@@ -15,6 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from specbench.config import registry
+from specbench.config.run_config import PromptSelection
 from specbench.data import Item, scenes, scenes_classes
 from specbench.data.worlds import World
 from specbench.harness.pipeline import ContinuousPipeline, Pipeline
@@ -167,7 +168,7 @@ def class_statistics(assets: Path, device: torch.device, trial: Trial) -> dict[s
         "reader_accuracy_renders": _classes_read(reader, real, labels)["shape_and_colour"],
         "reader_accuracy_decoded": _classes_read(reader, np.concatenate(decoded), labels)["shape_and_colour"],
     }
-    items = scenes_classes.items({"seed": 0, "n": trial.count})
+    items = scenes_classes.items(PromptSelection("scenes_classes", trial.count))
     labels = np.array([item.labels for item in items])
     for scale in trial.scales:
         pipeline = _pipeline(
@@ -185,7 +186,7 @@ def draft_statistics(assets: Path, device: torch.device, trial: Trial) -> dict[s
     """Share of verified draft tokens that are accepted, and tokens per target pass, for each exact criterion. At the
     model's default guidance; for `path` without guidance, too."""
     statistics = {}
-    items = scenes_classes.items({"seed": 0, "n": trial.drafted})
+    items = scenes_classes.items(PromptSelection("scenes_classes", trial.drafted))
     for name, arguments in {
         "path": ["criterion=path"],
         "path_cfg_1": ["criterion=path", "cfg_scale=1"],
@@ -204,7 +205,7 @@ def _pipeline(assets: Path, device: torch.device, *arguments: str) -> Any:
     from specbench.config import configuration
 
     cfg = configuration.compose(list(arguments))
-    return Pipeline.load({**cfg, "weights": weights_argument(assets), "device": str(device)})
+    return Pipeline.load(cfg.changed(weights=weights_argument(assets), device=str(device)))
 
 
 def _sample(

@@ -14,7 +14,7 @@ them in one pass. Vanilla decoding is the same loop with gamma = 0.
 """
 
 from specbench.decoding.continuous.loop import ContinuousDecoding, ContinuousTrace, decode
-from specbench.decoding.continuous.rule import ContinuousRule
+from specbench.decoding.continuous.rule import ContinuousRule, NoiseParameters
 from specbench.decoding.continuous.sessions import Conditions, ContinuousModel, ContinuousSession, GenerationOrder
 
 __all__ = [
@@ -25,5 +25,6 @@ __all__ = [
     "ContinuousSession",
     "ContinuousTrace",
     "GenerationOrder",
+    "NoiseParameters",
     "decode",
 ]

@@ -24,6 +24,17 @@ from specbench.errors import UsageError
 
 
 @dataclass(frozen=True)
+class NoiseParameters:
+    """The parameters of conf/model/base/masked.yaml that decoding needs: the temperature of the noise, whether the last
+    step of the head is sampled, too, and the number of passes in which the target alone fills an image (None: one per
+    token)."""
+
+    temperature: float
+    final_noise: bool
+    iterations: int | None = None
+
+
+@dataclass(frozen=True)
 class ContinuousRule:
     """tokens_per_pass: how many tokens the target draws in each pass when it draws alone; empty is one (MAR draws
         several at once, independently of each other, which is another distribution).

@@ -7,7 +7,7 @@ drafters eagle/, eagle3/, medusa/, dflash/ and draft/ (a smaller model of the fa
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from specbench.config import missing_weights, parameters, registry
+from specbench.config.run_config import RunConfig
 from specbench.data.base import Item
 from specbench.errors import UsageError, steps
 from specbench.models.language import Language
@@ -63,15 +64,15 @@ class Bundle:
 
     target: Any
 
-    def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
-        self.name: str = cfg["model"]
+    def __init__(self, cfg: RunConfig, device: torch.device, dtype: torch.dtype) -> None:
+        self.name: str = cfg.model
         self.world = registry.world_of(cfg)
-        self.reduced: bool = cfg["reduced"]
+        self.reduced = bool(cfg.own.get("reduced"))
         self.device, self.dtype = device, dtype
         self.drafter_weights = registry.drafter_path(cfg)
         self.folder = registry.weights_folder(cfg)
         if self.folder is not None:
-            missing_weights.check({**cfg, "drafter": "none", "drafter_weights": None})
+            missing_weights.check(cfg, with_drafter=False)
 
     def absent(self) -> dict[str, int]:
         """Networks that official weights have, but random weights do not need: name -> number of parameters."""

@@ -6,13 +6,12 @@ Facts: reference README (19) to (26) and the manifests of Lumina-mGPT-7B-768, An
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
 from specbench.models import vq
 from specbench.models.loading.bundle import shape_of
@@ -130,12 +129,10 @@ def anole_image(codes: Tensor, side: int, ids: ChameleonIds = IDS) -> ImageToken
 class Chameleon(UnifiedModel):
     tokenizer: vq.VQModel
 
-    def read_text(self, cfg: Mapping[str, Any]) -> None:
+    def read_text(self, cfg: RunConfig) -> None:
         self.lumina = "instruction" in cfg
-        size = cfg["size"] if self.lumina else ANOLE_SIZE
+        size = cfg.size or ANOLE_SIZE
         self.resolution = REDUCED_SIZE if self.reduced else size
-        self.instruction: str = cfg.get("instruction", "")
-        self.unconditional: str = cfg.get("unconditional", "header")
         published = shape_of(self.name, UnifiedConfig)
         # Anole's norms have one row per head.
         small = replace(REDUCED, qk_norm=1 if published.qk_norm == 1 else REDUCED.n_head)
@@ -163,10 +160,11 @@ class Chameleon(UnifiedModel):
         if not self.lumina:
             return anole_prompt(self.encode_text, text, self.ids)
         side = self.resolution
-        return lumina_prompt(self.encode_text, text, side, side, self.instruction, self.ids, self.unconditional)
+        instruction, unconditional = self.prompting.instruction, self.prompting.unconditional
+        return lumina_prompt(self.encode_text, text, side, side, instruction, self.ids, unconditional)
 
 
-def tokens_of_image(cfg: Mapping[str, Any]) -> int:
+def tokens_of_image(cfg: RunConfig) -> int:
     """Number of tokens of an image: rows of codes, each with a new line, and the image's end. Loads nothing."""
-    side = cfg.get("size", 512) // 16
-    return int(side * (side + 1) + 1)
+    side = (cfg.size or ANOLE_SIZE) // PATCH
+    return side * (side + 1) + 1

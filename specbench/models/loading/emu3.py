@@ -13,13 +13,13 @@ import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import Regex, pre_tokenizers
 from torch import Tensor
 
+from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
 from specbench.models import emu3_vision
 from specbench.models.language import Grammar
@@ -145,8 +145,7 @@ def byte_pairs(ranks: Mapping[bytes, int]) -> Encode:
 class Emu3(UnifiedModel):
     pad = Emu3Ids.pad
 
-    def read_text(self, cfg: Mapping[str, Any]) -> None:
-        self.suffix, self.negative = cfg["suffix"], cfg["negative"]
+    def read_text(self, cfg: RunConfig) -> None:
         self.text: Encode = lambda text: hashed_ids(text, 0, TEXT_IDS)
         if self.folder is None:
             values = emu3_vision.reduced(REDUCED_CODES) if self.reduced else emu3_vision.OFFICIAL
@@ -168,7 +167,7 @@ class Emu3(UnifiedModel):
         self.target = self.loaded_target(REDUCED if self.reduced else shape_of(self.name, UnifiedConfig))
 
     def prompt(self, text: str) -> Prompt:
-        return emu3_prompt(self.text, text, *self.grid, self.suffix, self.negative)
+        return emu3_prompt(self.text, text, *self.grid, self.prompting.suffix, self.prompting.negative)
 
     def decode_image(self, codes: Tensor) -> np.ndarray:
         return truncated(self.tokenizer.decode(codes, self.grid))

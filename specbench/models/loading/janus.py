@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from specbench.config.run_config import RunConfig
 from specbench.engine.ops import gelu, linear
 from specbench.errors import UsageError
 from specbench.models import vq
@@ -183,7 +184,7 @@ def read(
 class Janus(UnifiedModel):
     tokenizer: vq.VQModel
 
-    def read_text(self, cfg: Mapping[str, Any]) -> None:
+    def read_text(self, cfg: RunConfig) -> None:
         self.ids = JanusIds()
         self.text: Encode = lambda text: hashed_ids(text, 0, TEXT_IDS)
         if self.folder is not None:
@@ -215,6 +216,6 @@ class Janus(UnifiedModel):
         return read(path, official.open_source(path), self.side, self.device, self.dtype)
 
 
-def tokens_of_image(cfg: Mapping[str, Any]) -> int:
+def tokens_of_image(cfg: RunConfig) -> int:
     """Number of tokens of an image. Loads nothing."""
     return SIDE * SIDE

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specbench.config.run_config import RunConfig
 from specbench.data.base import Item
 from specbench.errors import UsageError
 from specbench.models import vq
@@ -39,7 +40,7 @@ class LlamaGenModel(RealModel):
     target: LlamaGen
     tokenizer: vq.VQModel
 
-    def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, cfg: RunConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(cfg, device, dtype)
         self.shape = shape_of(self.name, LlamaGenConfig)
         self.shape = reduced(self.shape) if self.reduced else self.shape
@@ -62,10 +63,10 @@ class LlamaGenModel(RealModel):
         self.resolution = self.target.cfg.side * self.tokenizer.cfg.downsample
 
     @classmethod
-    def check_prompts(cls, cfg: Mapping[str, Any], items: Sequence[Item]) -> None:
+    def check_prompts(cls, cfg: RunConfig, items: Sequence[Item]) -> None:
         """Raises UsageError for a prompt that a class-conditional model cannot draw. Loads nothing."""
-        if classes := shape_of(cfg["model"], LlamaGenConfig).num_classes:
-            check_classes(items, classes, cfg["model"])
+        if classes := shape_of(cfg.model, LlamaGenConfig).num_classes:
+            check_classes(items, classes, cfg.model)
 
     def absent(self) -> dict[str, int]:
         """See `Bundle.absent`: the text encoder, whose features are replaced by random ones."""
@@ -183,6 +184,6 @@ def from_lantern(c: Mapping[str, Any]) -> LlamaGenConfig:
     )
 
 
-def tokens_of_image(cfg: Mapping[str, Any]) -> int:
+def tokens_of_image(cfg: RunConfig) -> int:
     """Number of tokens of an image. Loads nothing."""
-    return shape_of(cfg["model"], LlamaGenConfig).block_size
+    return shape_of(cfg.model, LlamaGenConfig).block_size

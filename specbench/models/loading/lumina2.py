@@ -6,14 +6,13 @@ changes the guidance scale at each step unless it is 4, which is the default her
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from specbench.config.run_config import RunConfig
 from specbench.models import vq
 from specbench.models.loading import official
 from specbench.models.loading.bundle import shape_of
@@ -71,9 +70,8 @@ def image(codes: int, width: int, height: int, ids: ChameleonIds = IDS) -> Image
 class Lumina2(UnifiedModel):
     tokenizer: vq.VQModel
 
-    def read_text(self, cfg: Mapping[str, Any]) -> None:
+    def read_text(self, cfg: RunConfig) -> None:
         self.resolution = REDUCED_SIZE if self.reduced else SIZE
-        self.instruction: str = cfg["instruction"]
         self.ids, self.text = IDS, lambda text: hashed_ids(text, 0, TEXT_IDS)
         if self.folder is not None:
             text = Lumina2Text(self.part("target"))
@@ -90,13 +88,13 @@ class Lumina2(UnifiedModel):
         self.target = self.loaded_target(REDUCED if self.reduced else shape_of(self.name, UnifiedConfig))
 
     def prompt(self, text: str) -> Prompt:
-        return lumina_prompt(self.text, text, self.resolution, self.resolution, self.instruction, self.ids)
+        return lumina_prompt(self.text, text, self.resolution, self.resolution, self.prompting.instruction, self.ids)
 
     def decode_image(self, codes: Tensor) -> np.ndarray:
         return to_uint8(self.tokenizer.decode(codes))
 
 
-def tokens_of_image(cfg: Mapping[str, Any]) -> int:
+def tokens_of_image(cfg: RunConfig) -> int:
     """Number of tokens of an image: rows of codes, each with a new line, and the image's end. Loads nothing."""
     side = SIZE // PATCH
     return side * (side + 1) + 1

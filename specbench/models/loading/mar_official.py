@@ -6,15 +6,15 @@ Facts: reference README (31) to (38), the manifests of mar_base, mar_large, mar_
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from specbench.config.run_config import RunConfig
 from specbench.data.base import Item
 from specbench.errors import UsageError
 from specbench.models import vq
@@ -23,7 +23,7 @@ from specbench.models.loading.bundle import Bundle, check_classes, check_sizes, 
 from specbench.models.loading.image_tokenizers import load_autoencoder
 from specbench.models.loading.naming import Table
 from specbench.models.mar import MAR, MARConfig
-from specbench.models.mar_sampling import Guided, unpatchify
+from specbench.models.mar_sampling import Guided, MaskedSampling, unpatchify
 from specbench.models.pixels import to_uint8
 
 _BASE = MARConfig()
@@ -50,11 +50,11 @@ class MARModel(Bundle):
     target: Guided
     tokenizer: vq.KLModel
 
-    def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, cfg: RunConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(cfg, device, dtype)
-        self._guidance = (cfg["cfg_scale"], cfg["cfg_schedule"])
+        self.sampling = cfg.read(MaskedSampling)
         shape = shape_of(self.name, MARConfig.even)
-        self.shape = replace(reduced(shape) if self.reduced else shape, steps=cfg["diffusion_steps"])
+        self.shape = replace(reduced(shape) if self.reduced else shape, steps=self.sampling.diffusion_steps)
         if self.folder is None:
             pixels = vq.KL16.reduced(0) if self.reduced else vq.KL16
             self.target = self._guided(self.random(lambda: MAR(self.shape), 1, dtype))
@@ -65,12 +65,12 @@ class MARModel(Bundle):
         self.resolution = self.shape.side * self.tokenizer.cfg.downsample
 
     @classmethod
-    def check_prompts(cls, cfg: Mapping[str, Any], items: Sequence[Item]) -> None:
+    def check_prompts(cls, cfg: RunConfig, items: Sequence[Item]) -> None:
         """Raises UsageError for a prompt that is not a class number. Loads nothing."""
-        check_classes(items, shape_of(cfg["model"], MARConfig.even).classes, cfg["model"])
+        check_classes(items, shape_of(cfg.model, MARConfig.even).classes, cfg.model)
 
     def _guided(self, model: MAR) -> Guided:
-        return Guided(model, *self._guidance)
+        return self.sampling.guided(model)
 
     def _pixels(self, folder: Path) -> vq.KLModel:
         file = only(folder, ".ckpt", ".pt", ".safetensors")

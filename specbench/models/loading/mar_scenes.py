@@ -3,7 +3,7 @@ on the single objects of *scenes*, and the smaller MAR that drafts for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from specbench.config import registry
+from specbench.config.run_config import RunConfig
 from specbench.data import scenes, scenes_classes
 from specbench.data.base import Item
 from specbench.errors import UsageError
@@ -20,7 +21,7 @@ from specbench.models.loading import checkpoints
 from specbench.models.loading.bundle import Bundle
 from specbench.models.loading.drafters import specbench_file
 from specbench.models.mar import MAR, MARConfig
-from specbench.models.mar_sampling import Guided, patchify, unpatchify
+from specbench.models.mar_sampling import Guided, MaskedSampling, patchify, unpatchify
 from specbench.models.pixels import to_uint8
 from specbench.models.scenes_config import MAR_CONFIGS, LatentConfig
 from specbench.models.vq import KLModel
@@ -49,10 +50,9 @@ class ScenesMAR(Bundle):
 
     resolution = scenes.SIZE
 
-    def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__({**cfg, "reduced": False}, device, dtype)
-        self._guidance = (cfg["cfg_scale"], cfg["cfg_schedule"])
-        self._steps: int = cfg["diffusion_steps"]
+    def __init__(self, cfg: RunConfig, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(cfg, device, dtype)
+        self.sampling = cfg.read(MaskedSampling)
         self.autoencoder = self._load("kl", Latents, LatentConfig, 2, torch.float32)
         self.target = self._guided(self._load("mar", self._mar, MARConfig, 1, self.dtype))
         expected = (len(scenes_classes.NAMES), self.autoencoder.cfg.codebook_embed_dim)
@@ -64,9 +64,9 @@ class ScenesMAR(Bundle):
             )
 
     @classmethod
-    def check_prompts(cls, cfg: Mapping[str, Any], items: Sequence[Item]) -> None:
+    def check_prompts(cls, cfg: RunConfig, items: Sequence[Item]) -> None:
         """Raises UsageError for a prompt that names no class. Loads nothing."""
-        scenes_classes.numbers_in([item.prompt for item in items], cfg["model"])
+        scenes_classes.numbers_in([item.prompt for item in items], cfg.model)
 
     def _load(self, kind: str, module: Callable[[Any], M], config: Callable[..., Any], seed: int, dtype: Any) -> M:
         if self.folder is None:
@@ -74,10 +74,10 @@ class ScenesMAR(Bundle):
         return self.embedded(kind, module, config, dtype)
 
     def _mar(self, cfg: MARConfig) -> MAR:
-        return MAR(replace(cfg, steps=self._steps))
+        return MAR(replace(cfg, steps=self.sampling.diffusion_steps))
 
     def _guided(self, model: MAR) -> Guided:
-        return Guided(model, *self._guidance)
+        return self.sampling.guided(model)
 
     @staticmethod
     def _tokens(model: Guided) -> tuple[int, int, int]:

@@ -3,7 +3,6 @@ shipped weights."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specbench.config import registry
+from specbench.config.run_config import RunConfig
 from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
 from specbench.models.loading.bundle import Bundle
 from specbench.models.loading.drafters import Drafters
@@ -27,8 +27,8 @@ class ScenesModel(Drafters, Bundle):
     resolution = 64
     target: LlamaGen
 
-    def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__({**cfg, "reduced": False}, device, dtype)
+    def __init__(self, cfg: RunConfig, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(cfg, device, dtype)
         self.text = self._load("text", TextEncoder, TextConfig, torch.float32)
         self.target = self._load("target", LlamaGen, LlamaGenConfig, dtype)
         self.tokenizer = self._load("tokenizer", VQModel, VQConfig, torch.float32)
@@ -71,6 +71,6 @@ class ScenesModel(Drafters, Bundle):
         return to_uint8(self.tokenizer.decode(tokens))
 
 
-def tokens_of_image(cfg: Mapping[str, Any]) -> int:
+def tokens_of_image(cfg: RunConfig) -> int:
     """Number of tokens of an image. Loads nothing."""
     return WORLDS[registry.world_of(cfg)].target.block_size

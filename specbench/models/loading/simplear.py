@@ -8,14 +8,13 @@ It also ends an image at the model's end id and then fails; here, this id is an 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from specbench.config.run_config import RunConfig
 from specbench.models.cosmos import COSMOS, Cosmos
 from specbench.models.language import Grammar
 from specbench.models.loading.bundle import shape_of
@@ -87,8 +86,7 @@ class SimpleAR(UnifiedModel):
     tokenizer: Cosmos
     pad = 0
 
-    def read_text(self, cfg: Mapping[str, Any]) -> None:
-        self.instruction, self.negative = cfg["instruction"], cfg["negative"]
+    def read_text(self, cfg: RunConfig) -> None:
         if self.folder is None:
             self.text_ids = count = REDUCED_TEXT_IDS if self.reduced else TEXT_IDS
             self.ids, self.text = SimpleARIds(count - 7, count - 5), lambda t: hashed_ids(t, 0, count - 7)
@@ -107,12 +105,12 @@ class SimpleAR(UnifiedModel):
         self.resolution = side * self.tokenizer.cfg.downsample
 
     def prompt(self, text: str) -> Prompt:
-        return simplear_prompt(self.text, text, self.instruction, self.negative, self.ids)
+        return simplear_prompt(self.text, text, self.prompting.instruction, self.prompting.negative, self.ids)
 
     def decode_image(self, codes: Tensor) -> np.ndarray:
         return to_uint8(self.tokenizer.decode(image_codes(codes, self.tokenizer.cfg.codebook_size)))
 
 
-def tokens_of_image(cfg: Mapping[str, Any]) -> int:
+def tokens_of_image(cfg: RunConfig) -> int:
     """Number of tokens of an image. Loads nothing."""
     return SIDE * SIDE

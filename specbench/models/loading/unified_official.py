@@ -7,7 +7,7 @@ prompt_formats_3.json. Fixed wordings (an instruction, a quality suffix, a negat
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specbench.config.run_config import RunConfig
 from specbench.data.base import Item
 from specbench.errors import UsageError
 from specbench.models.loading import naming, official
@@ -68,6 +69,18 @@ def padded(prompts: Sequence[Prompt], length: int, pad: int, device: torch.devic
     return Prompts(*(tensor.to(device) for pair in pairs for tensor in pair))
 
 
+@dataclass(frozen=True)
+class Prompting:
+    """How a model reads a prompt, by the parameters that its file declares: the padded length in tokens, the texts
+    around the prompt, and the unconditional context."""
+
+    prompt_length: int
+    instruction: str = ""
+    negative: str = ""
+    suffix: str = ""
+    unconditional: str = "header"
+
+
 class UnifiedModel(RealModel):
     """A target with one vocabulary. A subclass defines the format of a prompt; its `read_text` sets what this needs and
     `pad`, and its `read_networks` sets `image`, `resolution`, `target` and `tokenizer` (whose `codebook()` gives the
@@ -79,24 +92,24 @@ class UnifiedModel(RealModel):
     pad: int  # id of the padding before a prompt
     tokenizer: Any
 
-    def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype, networks: bool = True) -> None:
+    def __init__(self, cfg: RunConfig, device: torch.device, dtype: torch.dtype, networks: bool = True) -> None:
         """networks: false for prompts alone."""
         super().__init__(cfg, device, dtype)
-        self.prompt_length: int = cfg["prompt_length"]
+        self.prompting = cfg.read(Prompting)
         self.read_text(cfg)
         if networks:
             self.read_networks()
 
     @classmethod
-    def check_prompts(cls, cfg: Mapping[str, Any], items: Sequence[Item]) -> None:
+    def check_prompts(cls, cfg: RunConfig, items: Sequence[Item]) -> None:
         """Raises UsageError for prompts that are too long. Reads the files of the text's tokenizer, but no weights."""
         model, first = cls(cfg, torch.device("meta"), torch.float32, networks=False), dict[str, Item]()
         for item in items:
             first.setdefault(item.prompt, item)
         prompts = [(item.id or str(item.index), model.prompt(item.prompt)) for item in first.values()]
-        check_lengths([(name, max(map(len, prompt))) for name, prompt in prompts], model.prompt_length)
+        check_lengths([(name, max(map(len, prompt))) for name, prompt in prompts], model.prompting.prompt_length)
 
-    def read_text(self, cfg: Mapping[str, Any]) -> None:
+    def read_text(self, cfg: RunConfig) -> None:
         raise NotImplementedError
 
     def read_networks(self) -> None:
@@ -107,7 +120,7 @@ class UnifiedModel(RealModel):
 
     def encode(self, prompts: list[str]) -> Prompts:
         """All prompts are padded to `prompt_length` positions, so they do not depend on the rest of the batch."""
-        return padded([self.prompt(text) for text in prompts], self.prompt_length, self.pad, self.device)
+        return padded([self.prompt(text) for text in prompts], self.prompting.prompt_length, self.pad, self.device)
 
     def decode_image(self, codes: Tensor) -> np.ndarray:
         return truncated(self.tokenizer.decode(codes))
