@@ -23,6 +23,7 @@ import tiny
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from windows import window
 
 from specbench.audit.densities import built_in
 from specbench.config.registry import ASSETS
@@ -31,7 +32,6 @@ from specbench.decoding.continuous import ContinuousRule
 from specbench.decoding.continuous import decode as decode_continuous
 from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.eagle import Eagle
-from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
@@ -120,8 +120,8 @@ def images(every: bool) -> Iterator[str]:
     drafters = {
         "tree": lambda: Eagle(tiny.eagle(target), parse("[[0],[1],[0,0],[0,1],[1,0]]")),
         "draft model": lambda: DraftModel(tiny.llamagen(side=4, seed=5), 3),
-        "height": lambda: Window(5, coupling="height"),
-        "window": lambda: Window(7, "horizontal_repeat", coupling="maximal", width=2, depth=3),
+        "height": lambda: window(5, coupling="height"),
+        "window": lambda: window(7, "horizontal_repeat", coupling="maximal", width=2, depth=3),
     }
     conditioning = tiny.prompts(len(KEYS))
     for name, drafter in drafters.items() if every else [("window", drafters["window"])]:

@@ -16,7 +16,7 @@ from goldens.common import Compared, Config, Tensors
 from goldens.language import uncached_logits, unified
 from specbench.decoding import verify
 from specbench.decoding.drafters import window as windows
-from specbench.decoding.drafters.window import BuiltIn
+from specbench.decoding.drafters.built_in import BuiltIn
 from specbench.decoding.loop import DecoderConfig, Decoding
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Rule
@@ -151,7 +151,7 @@ def simplear_sjd(t: Tensors, c: Config) -> Compared:
     # from the third step on the first place that is not fixed is the root: its number is not used
     rng = Recorded([torch.zeros(0), u[0], *(row[1:] for row in u[1:])], [{}] * len(rows), size)
     sampling = Sampling(c["temperature"], cfg_scale=c["cfg_scale"])
-    drafter = BuiltIn(count - 1, "greedy")
+    drafter = BuiltIn(count - 1, opening="greedy")
     *fed, (_, drawn) = replayed(session, drafter, Redraw("vanilla"), sampling, rng)
     yield "input_rows", table(known(fed, count)), table([(n, row[n:]) for (n, _), row in zip(fed, rows, strict=False)])
     yield "tokens", drawn, tokens

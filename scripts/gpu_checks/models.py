@@ -14,6 +14,8 @@ from specbench.decoding.drafters.dynamic import Eagle2
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft, ZipAR
+from specbench.decoding.drafters.pac_window import PACWindow
+from specbench.decoding.drafters.sjd_window import SJDWindow
 from specbench.decoding.drafters.vvs import VVS
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import DecoderConfig
@@ -53,7 +55,7 @@ DRAFTERS = (
     "sjd_pac",
 )
 #: The tree that begins a window of SJD-PAC, of the real size and of a small one.
-PAC = ({"width": 4, "depth": 3}, {"width": 2, "depth": 2})
+PAC = ((4, 3), (2, 2))
 #: Those out of raster order.
 PARALLEL = ("zipar",)
 
@@ -163,12 +165,15 @@ def drafter(name: str, model: Any, device: str, dtype: torch.dtype, small: bool 
     if name == "draft_model":
         kind = "xl" if isinstance(model, LlamaGen) else "emu3" if model.block.n_kv_heads < model.block.n_heads else "7b"
         return DraftModel(target(kind, device, dtype, 1, small, math.isqrt(model.length)), 3)
-    return Window(window, **{
-        "jacobi": {"match": True},
+    if name == "jacobi":
+        return Window(window, match=True)
+    if name == "sjd_pac":
+        width, depth = PAC[small]
+        return PACWindow(window, "horizontal_repeat", coupling="maximal", width=width, depth=depth)
+    return SJDWindow(window, **{
         "sjd": {},
         "sjd_vertical": {"init": "vertical_sample"},
         "scd": {"coupling": "gumbel"},
-        "sjd_pac": {"init": "horizontal_repeat", "coupling": "maximal", **PAC[small]},
     }[name])  # fmt: skip
 
 

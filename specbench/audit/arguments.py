@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from specbench.audit import recipes
 from specbench.audit.thresholds import DOUBT, FURTHER, LEVEL, MARGIN, ROUNDING
-from specbench.config import plugins
 from specbench.config.parameter import Parameter
+from specbench.rows.columns import shared
 
 SAMPLES, FEWEST, MOST = 200_000, 1000, 10_000_000
 SLOWER = 4  # a row of a real model has 1 / SLOWER of the samples
@@ -89,11 +89,10 @@ COLUMNS = {
     "variant": "the version of the method (docs/methods.md)",
     "parameters": "the flat parameters of drafter, rule and sampling",
     "seed": "audit.seed: random streams are keyed by (seed, sequence)",
-    "specbench": "version of specbench",
-    "commit": "git commit of the code; -dirty if specbench/ or conf/ differed from it",
+    **shared("specbench commit"),
     "margin": "audit.margin: the largest distance that counts as lossless",
     "same_as": "the method (and variant) whose measurement this row repeats: on tables both have the same drafts",
-    "plugins": plugins.MEANING,
+    **shared("plugins"),
     "ks": "continuous tokens only, like all columns below: the largest Kolmogorov-Smirnov distance between\n"
     "the decoded sequences and as many sampled by the target alone",
     "ks_noise": "the noise floor: the same between two sets sampled by the target alone",

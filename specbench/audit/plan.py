@@ -244,10 +244,6 @@ def presets(
     for its tree) keeps its own value, and a preset that cannot be audited on the models is left out. Both are reported
     on stderr.
     """
-    flag = "--variants" if of_variants else "--all"
-    for key in ("method", *(["variant"] if of_variants else [])):
-        if key in map(_key, arguments):
-            raise UsageError(f"{flag} and {key}= contradict each other: give one of them")
     parts = [argument for argument in arguments if _key(argument) in _PARTS]
     overrides = [argument for argument in arguments if argument not in parts]
     jobs: list[tuple[RunConfig, Subject]] = []
@@ -255,12 +251,7 @@ def presets(
     elsewhere: list[str] = []  # presets for the kind of tokens that the named models do not have
     used: set[str] = set()
     refused: dict[str, UsageError] = {}
-    presets = [
-        [f"method={name}", *(f"variant={variant}" for variant in version)]
-        for name in parameters.choices("method")
-        for version in ([[variant] for variant in variants.names(name)] if of_variants else [[]])
-    ]
-    for preset in presets:
+    for preset in _presets(arguments, of_variants):
         accepted, name = [*preset, *parts], " ".join(preset).removeprefix("method=")
         try:
             suited = _suited(chosen, kinds_of(accepted))
@@ -305,6 +296,18 @@ def presets(
     for note in notes:
         say(f"specbench: {note}")
     return jobs
+
+
+def _presets(arguments: Sequence[str], of_variants: bool) -> list[list[str]]:
+    """The arguments that name each preset, or each variant. UsageError if the user's arguments name one."""
+    for key in ("method", *(["variant"] if of_variants else [])):
+        if key in map(_key, arguments):
+            flag = "--variants" if of_variants else "--all"
+            raise UsageError(f"{flag} and {key}= contradict each other: give one of them")
+    names = parameters.choices("method")
+    if of_variants:
+        return [[f"method={name}", f"variant={variant}"] for name in names for variant in variants.names(name)]
+    return [[f"method={name}"] for name in names]
 
 
 def _fitting(arguments: Sequence[str], model: Subject) -> RunConfig:

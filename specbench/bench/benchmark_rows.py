@@ -7,9 +7,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from specbench.config import parameters, plugins
+from specbench.config import parameters
 from specbench.config.run_config import RunConfig
 from specbench.rows import provenance
+from specbench.rows.columns import shared
 from specbench.storage import origin
 from specbench.storage.csv_text import RowFile
 
@@ -17,15 +18,7 @@ from specbench.storage.csv_text import RowFile
 OFFSETS = 16
 
 COLUMNS = {
-    "time": "when it was measured, UTC",
-    "specbench": "version",
-    "commit": "commit of the code; -dirty if specbench/ or conf/ differed from it",
-    "config_hash": "hash of the configuration, computed as for a run",
-    "model": "target model",
-    "weights": "origin of its weights",
-    "method": "preset",
-    "drafter": "drafter",
-    "rule": "rule",
+    **shared("time specbench commit config_hash model weights method drafter rule"),
     "parameters": "parameters of the drafter, the rule and the sampling",
     "batch": "images at once",
     "rows": "sequences at once: twice the batch with guidance",
@@ -80,26 +73,12 @@ COLUMNS = {
     "speedup": "latency of vanilla AR / latency",
     "speedup_share": "speed-up / step compression",
     "peak_memory_mib": "peak: device memory on CUDA, resident memory of the process on the CPU",
-    "device": "device",
-    "device_name": "its name",
-    "dtype": "number format of the models",
-    "engine": "execution of a step",
-    "torch": "version of PyTorch",
-    "driver": "version of the CUDA driver",
-    "threads": "CPU threads of PyTorch",
-    "plugins": plugins.MEANING,
+    **shared("device device_name dtype engine torch driver threads plugins"),
 }
 
 #: What was measured, for rows about the distributions of a model.
 OF_PROBE = {
-    "config_hash": "hash of the configuration, computed as for a run",
-    "time": "when it was measured, UTC",
-    "specbench": "version",
-    "commit": "commit of the code; -dirty if specbench/ or conf/ differed from it",
-    "model": "target model",
-    "weights": "origin of its weights",
-    "data": "data set of the prompts",
-    "split": "its split",
+    **shared("config_hash time specbench commit model weights data split"),
     "seed": "seed of the images",
     "temperature": "softmax temperature of the distributions, 1 if it is 0",
     "top_k": "top-k of the decoding; the distributions are from before it",
@@ -108,15 +87,7 @@ OF_PROBE = {
     "images": "images",
 }
 #: The device and the versions of a probe.
-WHERE = {
-    "device": "device",
-    "device_name": "its name",
-    "torch": "version of PyTorch",
-    "driver": "version of the CUDA driver",
-    "python": "version of Python",
-    "threads": "CPU threads of PyTorch",
-    "plugins": plugins.MEANING,
-}
+WHERE = shared("device device_name torch driver python threads plugins")
 
 PROBE_COLUMNS = {
     **OF_PROBE,

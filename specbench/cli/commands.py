@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from specbench.errors import plain, unknown
+from specbench.rows.columns import Row
 
 if TYPE_CHECKING:
     from specbench.harness.planned import PlannedRun
@@ -51,7 +52,7 @@ def code_of(runs: Sequence[PlannedRun]) -> int:
     from specbench.rows.csv_files import read_rows
     from specbench.rows.degenerate import why_failed
 
-    def row(run: PlannedRun) -> Mapping[str, Any] | None:
+    def row(run: PlannedRun) -> Row | None:
         path = run.folder / "row.csv"
         return run.row or (next(iter(read_rows(path)), None) if path.is_file() else None)
 

@@ -28,7 +28,7 @@ from specbench.harness.pairing import Pairs, listed, pair
 from specbench.harness.run import rescore
 from specbench.harness.scoring import ImageSet, Scoring, joined, request
 from specbench.rows import degenerate
-from specbench.rows.columns import COLUMNS
+from specbench.rows.columns import COLUMNS, Row
 from specbench.rows.csv_files import write_run_row
 from specbench.rows.degenerate import ImageFacts
 from specbench.rows.provenance import new_run_id
@@ -82,7 +82,7 @@ class Evaluation:
 
     title: str
     columns: list[str]
-    row: Mapping[str, Any]
+    row: Row
     files: list[Path]
 
 

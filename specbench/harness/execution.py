@@ -53,18 +53,23 @@ class Execution:
 
         Raises RunError if some failed, and KeyboardInterrupt if the user stopped the run.
         """
-        journals = {journal is records.vanilla: journal for journal in records.journals}  # the key of vanilla is True
-        self._left = sum(item.index not in journal for journal in journals.values() for item in items)
+        passes = {False: records.method}  # by `baseline`
+        if records.vanilla is not None:
+            passes[True] = records.vanilla
+
+        def in_none_of(*journals: Journal) -> list[data.Item]:
+            return [item for item in items if not any(item.index in journal for journal in journals)]
+
+        self._left = sum(len(in_none_of(journal)) for journal in passes.values())
         with self._executor() as executor, stop_on_interrupt() as stop:
             timed = executor if isinstance(executor, Worker) and executor.is_timed else None
-            if timed is not None and records.vanilla is not None:
-                # Where an interruption left one image of a pair, the loop below completes it alone.
-                left = [item for item in items if not any(item.index in journal for journal in records.journals)]
-                self._record(timed.decode_pairs(left, stop), journals, len(left), len(items), stop)
-            for baseline, journal in journals.items():
-                left = [item for item in items if item.index not in journal]
-                decoded = executor.decode(left, baseline, stop)
-                self._record(decoded, {baseline: journal}, len(left), len(items), stop)
+            if timed is not None and len(passes) == 2:  # seconds are compared in pairs, one directly after the other
+                left = in_none_of(*passes.values())
+                self._record(timed.decode_pairs(left, stop), passes, len(left), len(items), stop)
+            # Without pairs all images; with pairs those whose other side an earlier start had finished.
+            for baseline, journal in passes.items():
+                left = in_none_of(journal)
+                self._record(executor.decode(left, baseline, stop), {baseline: journal}, len(left), len(items), stop)
             if timed is not None and not self._failed:
                 self._measure_further(timed, records, items, stop)
         if self._failed:

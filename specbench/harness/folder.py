@@ -21,6 +21,7 @@ from specbench.config.run_config import RunConfig
 from specbench.errors import RunError, UsageError
 from specbench.harness.log import logging_to
 from specbench.rows import timing
+from specbench.rows.columns import Row
 from specbench.rows.csv_files import ROW, write_run_row
 from specbench.rows.journal import TIMINGS, Journal, Record, TimingJournal
 from specbench.rows.provenance import MAY_CHANGE, RunMetadata, decoding_hash
@@ -239,7 +240,7 @@ class RunFolder:
                 continue  # cut by a kill
         return failures
 
-    def write_row(self, row: Mapping[str, Any]) -> bool:
+    def write_row(self, row: Row) -> bool:
         """Writes row.csv and details.json. Returns whether one of them changed."""
         return write_run_row(self.path, row)
 

@@ -15,6 +15,7 @@ from specbench.config import parameters
 from specbench.config.run_config import RunConfig
 from specbench.errors import RunError, UsageError, plain
 from specbench.rows import provenance
+from specbench.rows.columns import Cells, Row
 from specbench.rows.csv_files import as_cells
 from specbench.rows.remark import remarks_of
 from specbench.storage.files import sha256
@@ -22,8 +23,7 @@ from specbench.storage.files import sha256
 if TYPE_CHECKING:
     from specbench.harness.status import Status
 
-Row = Mapping[str, str]
-Work = Callable[[Any], Mapping[str, Any]]  # a run -> its row
+Work = Callable[[Any], Row]  # a run -> its row
 #: What `PlannedRun.needs` may contain: seconds, if the run measures them; the emitted divergence, if it computes it.
 SECONDS, EMITTED = "timing", "emitted_kl"
 _DIED = "a process died, probably because memory ran out: use fewer --jobs; the same command continues where it stopped"
@@ -47,7 +47,7 @@ class PlannedRun:
     rows_of: str = "run"
     weights: str | None = None
     needs: tuple[str, ...] = ()
-    row: Row | None = None
+    row: Cells | None = None
     asked: bool = False
 
     @property
@@ -72,18 +72,18 @@ class PlannedRun:
 
         return self.rows_of == "bench" or (self.rows_of == "run" and timing.is_timed(self.config))
 
-    def fits(self, row: Row) -> bool:
+    def fits(self, row: Cells) -> bool:
         """Whether `row` belongs to this run and has everything that `needs` names."""
         same = row.get("config_hash") == self.config_hash and self.weights in (None, row.get("weights"))
         return same and not any(self._is_missing(row, name) for name in self.needs)
 
-    def _is_missing(self, row: Row, name: str) -> bool:
+    def _is_missing(self, row: Cells, name: str) -> bool:
         if name == SECONDS:
             return self.timed and row.get(name) == "false"
         known = row.get(name) or any(remark.column == name for remark in remarks_of(row))
         return bool(self.config.emitted_draws) and not known
 
-    def with_newest(self, rows: Sequence[Row]) -> Self:
+    def with_newest(self, rows: Sequence[Cells]) -> Self:
         """This run with the last of these rows that fits."""
         return replace(self, row=next((row for row in reversed(rows) if self.fits(row)), None))
 
@@ -118,7 +118,7 @@ class Plan(Generic[R]):
         """The runs without a row."""
         return [run for run in self.runs if run.row is None]
 
-    def with_rows(self, rows: Mapping[Path, Row]) -> Self:
+    def with_rows(self, rows: Mapping[Path, Cells]) -> Self:
         """This plan with these rows, by the folders of their runs."""
         return replace(self, runs=tuple(replace(run, row=rows.get(run.folder, run.row)) for run in self.runs))
 
@@ -127,7 +127,7 @@ def execute(
     plan: Plan[R],
     chosen: Sequence[R],
     work: Work,
-    keep: Callable[[R, Mapping[str, Any]], None],
+    keep: Callable[[R, Row], None],
     say: Callable[[str], None],
     jobs: int = 1,
 ) -> None:
@@ -142,7 +142,7 @@ def execute(
     places = {run.folder: f"{plan.title}: run {i} of {len(plan.runs)}" for i, run in enumerate(plan.runs, 1)}
     failed: dict[str, Exception] = {}
 
-    def finish(run: R, row: Callable[[], Mapping[str, Any]]) -> None:
+    def finish(run: R, row: Callable[[], Row]) -> None:
         try:
             made = row()
             if not run.fits(as_cells(made)):  # every later call would run it again
@@ -171,7 +171,7 @@ def _together(
     title: str,
     runs: Sequence[R],
     work: Work,
-    finish: Callable[[R, Callable[[], Mapping[str, Any]]], None],
+    finish: Callable[[R, Callable[[], Row]], None],
     jobs: int,
 ) -> None:
     from concurrent.futures import as_completed
@@ -196,7 +196,7 @@ def _together(
         raise KeyboardInterrupt("stopped; the same command continues where it stopped") from None
 
 
-def _quietly(work: Work, run: R) -> Mapping[str, Any]:
+def _quietly(work: Work, run: R) -> Row:
     """Executes a run in a separate process, without progress on the screen. The log is in the run's folder."""
     with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
         try:

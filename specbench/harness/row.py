@@ -12,7 +12,7 @@ from specbench.config import indices, parameters
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
 from specbench.rows import degenerate, provenance, remark, summary, timing
-from specbench.rows.columns import COLUMNS, stderr_of
+from specbench.rows.columns import COLUMNS, Row, stderr_of
 from specbench.rows.journal import Journal, Record
 from specbench.rows.provenance import RunMetadata
 from specbench.rows.remarks import emitted_remarks, measurement_remarks, unread_remarks
@@ -85,7 +85,7 @@ def against(run: Path, vanilla: Path, n: int) -> dict[str, Any]:
 
 def _measured(
     config: RunConfig,
-    row: Mapping[str, Any],
+    row: Row,
     records: Sequence[Record],
     reference: Sequence[Record] | None,
     again: Sequence[Record],
@@ -115,13 +115,13 @@ def _plugins(session: Mapping[str, Any], scores: Iterable[ScoreLine]) -> str | N
     return "; ".join(sorted({*decoded, *(label for line in scores for label in line.plugins)} - {""})) or None
 
 
-def _conditions(row: Mapping[str, Any]) -> str:
+def _conditions(row: Row) -> str:
     """The conditions of a row's likelihoods: "target:llamagen_scenes@1a2b3c4d, cfg_scale 3"."""
     digest = row["weights"].rpartition(":")[2].partition("+")[0]  # the target's; see registry.weights_label
     return f"target:{row['model']}@{digest}, cfg_scale {row['cfg_scale']:g}"
 
 
-def _sampling(row: Mapping[str, Any]) -> str:
+def _sampling(row: Row) -> str:
     """How the target is sampled: ", temperature 1, top_k 100"."""
     parameters_and_defaults = (("temperature", None), ("top_k", None), ("top_p", 1), ("top_n_sigma", None))
     curve = row.get("entropy_temperature")

@@ -42,6 +42,7 @@ from specbench.harness.log import LOG, say
 from specbench.harness.scoring import Request, Scoring
 from specbench.harness.worker import Loader
 from specbench.rows import remark, report_text, timing, trackers
+from specbench.rows.columns import Row
 from specbench.rows.csv_files import as_read
 from specbench.rows.journal import Record, TimingJournal, read_of
 from specbench.rows.scores import ScoreLine
@@ -65,7 +66,7 @@ class RunOutcome:
     """A finished run. row: `COLUMNS` -> value; nothing_left: whether everything existed before; spent: the times of the
     parts of this start, as text."""
 
-    row: Mapping[str, Any]
+    row: Row
     config: RunConfig
     folder: RunFolder
     nothing_left: bool = False
@@ -124,12 +125,26 @@ def run(
             raise
 
 
-def _remove(new: Sequence[Path]) -> None:
-    """Removes the folder of a run that could not start, and the folders above it that were made for it."""
-    shutil.rmtree(new[0])
-    with suppress(OSError):  # another run has put something there
-        for path in new[1:]:
-            path.rmdir()
+def _run(config: RunConfig, folder: RunFolder, start: Start, loader: Loader, asked: bool) -> RunOutcome:
+    """Decodes the missing images, scores them, and writes the row."""
+    began, records, items = time.time(), start.records, start.items
+    folder.write_config(config)
+    parameters.remember_included(folder.path)
+    if asked != folder.metadata().asked:
+        folder.update_metadata(asked=asked)
+    if start.decodes:
+        _announce_unmeasured(start.requests)
+        items = items or recorded_prompts(records.wanted_records[0], config)
+        Execution(config, folder, loader).decode_missing(records, items)
+    decoded, scorer = time.time(), Scoring(config, start.requests, folder.path, config.device)
+    lines = scorer.lines(records, lambda: items or data.images_of(config))
+    scored = time.time()
+    outcome = _finish(config, folder, records, lines, not start.decodes and not scorer.added)
+    if outcome.nothing_left:
+        return outcome
+    made = [*records.again, *(record for journal in records.journals for record in journal.records.values())]
+    spent = report_text.TimeSpent(began, decoded, scored, time.time())
+    return replace(outcome, spent=spent.sentence(config.method, made, folder.metadata().sessions))
 
 
 @dataclass(frozen=True)
@@ -193,25 +208,12 @@ def prepare(
     return Start(records, items, requests, not complete or again)
 
 
-def _run(config: RunConfig, folder: RunFolder, start: Start, loader: Loader, asked: bool) -> RunOutcome:
-    began, records, items = time.time(), start.records, start.items
-    folder.write_config(config)
-    parameters.remember_included(folder.path)
-    if asked != folder.metadata().asked:
-        folder.update_metadata(asked=asked)
-    if start.decodes:
-        _announce_unmeasured(start.requests)
-        items = items or recorded_prompts(records.wanted_records[0], config)
-        Execution(config, folder, loader).decode_missing(records, items)
-    decoded, scorer = time.time(), Scoring(config, start.requests, folder.path, config.device)
-    lines = scorer.lines(records, lambda: items or data.images_of(config))
-    scored = time.time()
-    outcome = _finish(config, folder, records, lines, not start.decodes and not scorer.added)
-    if outcome.nothing_left:
-        return outcome
-    made = [*records.again, *(record for journal in records.journals for record in journal.records.values())]
-    spent = report_text.TimeSpent(began, decoded, scored, time.time())
-    return replace(outcome, spent=spent.sentence(config.method, made, folder.metadata().sessions))
+def _remove(new: Sequence[Path]) -> None:
+    """Removes the folder of a run that could not start, and the folders above it that were made for it."""
+    shutil.rmtree(new[0])
+    with suppress(OSError):  # another run has put something there
+        for path in new[1:]:
+            path.rmdir()
 
 
 def rescore(

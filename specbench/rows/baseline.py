@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from specbench.config import indices, parameters
 from specbench.errors import UsageError
 from specbench.rows import degenerate, selection, summary, timing
-from specbench.rows.columns import COLUMNS, METRICS
+from specbench.rows.columns import COLUMNS, METRICS, Row
 from specbench.rows.csv_files import as_read
 from specbench.rows.journal import Record, read_records
 from specbench.rows.remark import as_json, remark
 from specbench.rows.scores import ScoreJournal, images_fingerprint, prompts_fingerprint, score_columns
 from specbench.rows.shown import MACHINE
 
-Row = Mapping[str, Any]
 RECORDS = "baseline.jsonl"  # in a run's folder
 _OF_RUN = "/baseline"  # appended to the run_id of a run, it is the run_id of its baseline
 #: Columns, besides parameters, in which a baseline agrees with its run.

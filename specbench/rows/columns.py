@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from specbench.config import parameters, plugins
 from specbench.config.parameter import ShownColumn
+
+#: A row: column -> value, None if it was not measured. Its columns are `COLUMNS`; a file has its own, see `csv_files`.
+Row = Mapping[str, Any]
+#: A line of a file of rows, as text.
+Cells = Mapping[str, str]
 
 # The order of the metrics' columns. Others that conf/metrics declares follow.
 _ORDER = ("fid", "clip_score", "image_reward", "hpsv2", "inception_score", "kid", "precision", "recall")
@@ -49,7 +55,7 @@ SHOWN: dict[str, ShownColumn] = {
 }
 
 
-_IDENTITY = {
+IDENTITY = {
     "run_id": "name of the run, unique",
     "time": "when the row was built, UTC",
     "specbench": "version of specbench",
@@ -169,7 +175,7 @@ _MAIN_STATISTICS = frozenset(
 )
 
 
-_WHERE = {
+WHERE = {
     "device": "device that decoded",
     "device_name": "its name",
     "dtype": "number format of the models",
@@ -227,8 +233,8 @@ _OWN_MEANINGS = {
 }
 #: Every column of a row, in order, with its meaning. The only definition of the format.
 COLUMNS: dict[str, str] = {
-    **_IDENTITY,
-    **{k: p.line for k, p in parameters.table().items() if k not in _NOT_IN_ROW | _WHERE.keys()},
+    **IDENTITY,
+    **{k: p.line for k, p in parameters.table().items() if k not in _NOT_IN_ROW | WHERE.keys()},
     "prompts_hash": "hash of the chosen prompts and their ids, in order, see data.prompts_hash",
     "images": "number of images, n times images_per_prompt; their errors are over prompts",
     "resolution": "side of the images in pixels",
@@ -246,10 +252,17 @@ COLUMNS: dict[str, str] = {
         }.items()
     },
     **_STATISTICS,
-    **_WHERE,
+    **WHERE,
     "remarks": "remarks on the measurement, see rows.remark",
 }
 COLUMNS |= _OWN_MEANINGS  # the order of the columns does not change
+
+
+def shared(names: str) -> dict[str, str]:
+    """Columns by their names, separated by spaces: those that rows of benchmarks, probes and audits have, too."""
+    return {name: COLUMNS[name] for name in names.split()}
+
+
 #: The further columns of metrics with several columns, whose backend is the first one's.
 _FURTHER = frozenset(column for name in parameters.single_metrics() for column in parameters.metric_columns(name)[1:])
 _IN_DETAILS = frozenset(
@@ -263,7 +276,7 @@ _IN_DETAILS = frozenset(
 MAIN = tuple(name for name in COLUMNS if name not in _IN_DETAILS)
 DETAILED = tuple(name for name in COLUMNS if name in _IN_DETAILS)
 #: Columns that a plug-in's metric may not fill: every row has them already.
-TAKEN = frozenset(METRICS) & {*_IDENTITY, *_STATISTICS, *_WHERE, "prompts_hash", "resolution", "tokens", "remarks"}
+TAKEN = frozenset(METRICS) & {*IDENTITY, *_STATISTICS, *WHERE, "prompts_hash", "resolution", "tokens", "remarks"}
 
 
 #: Columns of seconds, with their spreads: they depend on the machine, and are empty in rows that were not timed.

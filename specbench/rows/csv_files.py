@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from specbench.config import parameters
 from specbench.errors import UsageError, decimal
-from specbench.rows.columns import COLUMNS, DETAILED, FLAGS, LISTS, MAIN, NUMBERS, WORDS
+from specbench.rows.columns import COLUMNS, DETAILED, FLAGS, LISTS, MAIN, NUMBERS, WORDS, Row
 from specbench.storage.csv_text import csv_lines, csv_text, other_separator, read_header
 from specbench.storage.files import content, write_atomically
 from specbench.storage.package import __version__
@@ -26,7 +26,7 @@ ROW, DETAILS = "row.csv", "details.json"  # in a run's folder
 _DETAILS = "details"  # the column
 
 
-def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
+def to_csv(rows: Iterable[Row]) -> str:
     """Rows as CSV text. Raises ValueError for a key that is not a column."""
     cells = [as_cells(row) for row in rows]
     filled = _filled(cells)
@@ -55,7 +55,7 @@ def _of_text(name: str, value: Any) -> Any:
     return value
 
 
-def write_run_row(folder: Path, row: Mapping[str, Any]) -> bool:
+def write_run_row(folder: Path, row: Row) -> bool:
     """Writes row.csv and details.json. Returns whether one of them changed. Raises ValueError for a key that is not a
     column."""
     cells = as_cells(row)
@@ -73,7 +73,7 @@ def write_run_row(folder: Path, row: Mapping[str, Any]) -> bool:
     return changed
 
 
-def as_cells(row: Mapping[str, Any]) -> dict[str, str]:
+def as_cells(row: Row) -> dict[str, str]:
     """The cells of a row as text."""
     return {name: _cell(value) for name, value in row.items()}
 
@@ -85,7 +85,7 @@ def aligned(lines: Sequence[Sequence[str]], left: int) -> list[str]:
     return ["  ".join(pad(cell, width) for pad, cell, width in zip(sides, line, widths)).rstrip() for line in lines]
 
 
-def as_read(row: Mapping[str, Any]) -> dict[str, Any]:
+def as_read(row: Row) -> dict[str, Any]:
     """The row that `read_rows` would return for this one."""
     return {name: _value(name, _cell(row.get(name)), "the row") for name in COLUMNS}
 
@@ -172,7 +172,7 @@ def has_runs(path: Path) -> bool:
     return set(header) >= KEYS
 
 
-def append_row(path: str | Path, row: Mapping[str, Any]) -> None:
+def append_row(path: str | Path, row: Row) -> None:
     """Adds a row to a CSV file of rows, under a lock. A row of the same `run_id` is replaced.
 
     The file is replaced atomically, so that a kill leaves the old file or the new one. A file with

@@ -9,12 +9,13 @@ its digest and its prompt. docs/metrics.md says how far real images are from eac
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
+from specbench.rows.columns import Row
 from specbench.rows.journal import Record
 from specbench.rows.remark import Remark, remark
 from specbench.storage import image_files
@@ -196,7 +197,7 @@ def count(wrong: Sequence[Finding]) -> int:
     return len(frozenset[int]().union(*(finding.images for finding in wrong if finding.degenerate)))
 
 
-def why_failed(row: Mapping[str, Any]) -> str:
+def why_failed(row: Row) -> str:
     """Why a run with this row fails because of degenerate images; "" if it does not fail."""
     degenerate, images = (int(row.get(name) or 0) for name in ("degenerate_images", "images"))  # cells may be text
     if degenerate <= MOST * images:

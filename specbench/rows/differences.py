@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-from specbench.rows.columns import FLOAT32, SHOWN
+from specbench.rows.columns import FLOAT32, SHOWN, Row
 from specbench.rows.paired import LEVEL, POWER, half_interval, p_value, pairs_for, reach
 
 SHARE = 0.01  # of vanilla's value: the difference for which the required prompts are counted
@@ -93,7 +92,7 @@ class Difference:
         return f"{text} ({share:,.{0 if share >= 100 else 2}{'f' if share >= 100 else 'g'}} % of vanilla's)"
 
 
-def differences(row: Mapping[str, Any], columns: Iterable[str]) -> list[Difference]:
+def differences(row: Row, columns: Iterable[str]) -> list[Difference]:
     """The differences that a row has in these columns of metrics."""
     return [
         Difference(

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from specbench.rows.columns import Row
+
 
 @dataclass(frozen=True)
 class Remark:
@@ -47,7 +49,7 @@ def of_json(values: Iterable[Mapping[str, Any]]) -> tuple[Remark, ...]:
     return tuple(Remark(str(v["code"]), dict(v["values"]), str(v.get("column", ""))) for v in values)
 
 
-def remarks_of(row: Mapping[str, Any]) -> tuple[Remark, ...]:
+def remarks_of(row: Row) -> tuple[Remark, ...]:
     """The remarks of a row, whose cell may be a list, its JSON text or empty. A damaged cell has none."""
     cell = row.get("remarks") or []
     try:

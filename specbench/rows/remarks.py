@@ -13,15 +13,14 @@ from typing import Any
 from specbench.config import parameters, protocols, variants
 from specbench.config.run_config import RunConfig
 from specbench.rows import timing
+from specbench.rows.columns import Row
 from specbench.rows.journal import Record
 from specbench.rows.remark import Remark, remark, remarks_of
 from specbench.rows.remark_text import of_column
 from specbench.rows.shown import unsteady
 
 
-def measurement_remarks(
-    cfg: RunConfig, sessions: Mapping[str, Mapping[str, Any]], row: Mapping[str, Any]
-) -> list[Remark]:
+def measurement_remarks(cfg: RunConfig, sessions: Mapping[str, Mapping[str, Any]], row: Row) -> list[Remark]:
     """Remarks on how a row was measured."""
     remarks, timed = protocol_remarks(cfg), row["timing"]
     if changes := variants.departures(cfg):
@@ -120,7 +119,7 @@ def _same(value: Any, option: Any) -> bool:
     return set(option) <= set(value) if isinstance(value, list) and isinstance(option, list) else value == option
 
 
-def unmeasured(metrics: Iterable[str], row: Mapping[str, Any]) -> dict[str, str]:
+def unmeasured(metrics: Iterable[str], row: Row) -> dict[str, str]:
     """Metric -> why the row has no value in its first column."""
     remarks = remarks_of(row)
     columns = {name: parameters.metric_columns(name)[0] for name in metrics}

@@ -9,7 +9,7 @@ from typing import Any
 from specbench.config import parameters
 from specbench.config.run_config import RunConfig
 from specbench.rows import remark_text, summary
-from specbench.rows.columns import SHIFT_BOUND, stderr_of
+from specbench.rows.columns import SHIFT_BOUND, Row, stderr_of
 from specbench.rows.differences import Difference, differences, several
 from specbench.rows.journal import Record
 from specbench.rows.remark import Remark, remarks_of
@@ -32,7 +32,7 @@ def describe(cfg: RunConfig) -> str:
     return f"{cfg.method} ({', '.join(parts)})"
 
 
-def title(row: Mapping[str, Any], config: RunConfig, prompts: int) -> str:
+def title(row: Row, config: RunConfig, prompts: int) -> str:
     """The title of a contact sheet that shows the first `prompts` prompts of a run."""
     images = prompts * config.images_per_prompt
     part = "" if images == row["images"] else f", first {images}"
@@ -40,14 +40,14 @@ def title(row: Mapping[str, Any], config: RunConfig, prompts: int) -> str:
     return f"{row['model']}: {describe(config)}, {length} ({row['images']} images{part})"
 
 
-def quality(row: Mapping[str, Any], cfg: RunConfig) -> list[str]:
+def quality(row: Row, cfg: RunConfig) -> list[str]:
     """The lines of a contact sheet on each metric's difference from vanilla AR."""
     compared = differences(shown(row), _columns(cfg))
     lines = [f"{item.column} {item.value:.4f}, {'; '.join(item.sentences())}" for item in compared]
     return [*lines, *filter(None, [several(compared)])]
 
 
-def report(row: Mapping[str, Any], cfg: RunConfig) -> str:
+def report(row: Row, cfg: RunConfig) -> str:
     """What a run measured, in a few lines: steps and seconds saved, the divergence from the target, each metric with
     vanilla AR's value and the interval of the difference, and what cannot be concluded. row.csv and `specbench compare`
     have the rest."""
@@ -72,13 +72,13 @@ def report(row: Mapping[str, Any], cfg: RunConfig) -> str:
     return "\n".join([head, *(line(name, text) for name, text in lines if text)])
 
 
-def _value(row: Mapping[str, Any], name: str, unit: str = "", digits: int = 2) -> str:
+def _value(row: Row, name: str, unit: str = "", digits: int = 2) -> str:
     if row.get(name) is None:
         return "not measured"
     return summary.with_error(row[name], row.get(stderr_of(name)), digits) + unit
 
 
-def _seconds_saved(row: Mapping[str, Any]) -> str:
+def _seconds_saved(row: Row) -> str:
     """The speed-up in seconds with its pairs; the seconds alone without a speed-up; "" if nothing was timed."""
     faster = "speedup_latency" if row.get("speedup_latency") is not None else "speedup_throughput"
     taken = f"{_value(row, 'latency_s_mean', digits=3)} s an image" * (row.get("latency_s_mean") is not None)
@@ -93,7 +93,7 @@ def _seconds_saved(row: Mapping[str, Any]) -> str:
     return f"{text}. {why}" if (why := doubt(row, faster)) else text
 
 
-def _divergence(row: Mapping[str, Any]) -> str:
+def _divergence(row: Row) -> str:
     """The divergence of the emitted distribution from the target's, or why it is not known; "" if it was turned off."""
     if row.get("emitted_kl") is not None:
         kl, tv = _value(row, "emitted_kl", digits=4), _value(row, "emitted_tv", digits=4)
@@ -101,7 +101,7 @@ def _divergence(row: Mapping[str, Any]) -> str:
     return remark_text.of_column(remarks_of(row), "emitted_kl")
 
 
-def _metric(row: Mapping[str, Any], name: str, compared: Difference | None) -> str:
+def _metric(row: Row, name: str, compared: Difference | None) -> str:
     """A metric's value with vanilla AR's and the interval of the difference, or why there is no value."""
     text = _value(row, name, digits=4)
     if row.get(name) is None:
@@ -109,13 +109,13 @@ def _metric(row: Mapping[str, Any], name: str, compared: Difference | None) -> s
     return f"{text}, {compared.sentences()[0]}" if compared else text
 
 
-def _is_said(remark: Remark, row: Mapping[str, Any], cfg: RunConfig) -> bool:
+def _is_said(remark: Remark, row: Row, cfg: RunConfig) -> bool:
     """Whether another line of the report has this remark."""
     why_empty = remark.column in _columns(cfg) and row.get(remark.column) is None
     return why_empty or remark.column == "emitted_kl" or remark.code in ("biased", "unsteady")
 
 
-def _inconclusive(row: Mapping[str, Any], cfg: RunConfig, compared: Iterable[Difference]) -> str:
+def _inconclusive(row: Row, cfg: RunConfig, compared: Iterable[Difference]) -> str:
     """What the values do not show."""
     compared = list(compared)
     same = [item.column for item in compared if item.is_tested and not item.is_significant]
@@ -139,7 +139,7 @@ def _columns(cfg: RunConfig) -> list[str]:
     return [column for metric in cfg.metrics for column in parameters.metric_columns(metric)]
 
 
-def step_cost(row: Mapping[str, Any]) -> float | None:
+def step_cost(row: Row) -> float | None:
     """Seconds of a step, including drafting, over the seconds of a step of vanilla AR, a pass over one token. It is the
     speed-up in steps (over all images) over the speed-up in seconds (over the timed pairs). None if one is missing.
     row: see `shown`."""

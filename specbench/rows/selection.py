@@ -11,18 +11,16 @@ import math
 import operator
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from specbench.config import parameters
 from specbench.errors import UsageError, decimal, plain, unknown
 from specbench.rows import remark_text
-from specbench.rows.columns import COLUMNS, METRICS, NUMBERS, SHOWN, stderr_of
+from specbench.rows.columns import COLUMNS, METRICS, NUMBERS, SHOWN, Row, stderr_of
 from specbench.rows.csv_files import aligned
 from specbench.rows.remark import as_json, remark, remarks_of
 from specbench.rows.shown import MACHINE
-
-Row = Mapping[str, Any]
 
 #: Columns that must be equal in rows that are pooled: every parameter except the seed, the backends, and the machine.
 _SAME = (

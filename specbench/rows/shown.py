@@ -24,12 +24,11 @@ from specbench.rows.columns import (
     SHIFT_BOUND,
     SPEEDUPS,
     TIMED_COLUMNS,
+    Row,
     resolved,
     stderr_of,
 )
 from specbench.rows.remark import Remark, remark
-
-Row = Mapping[str, Any]
 
 IMAGES_PER_FEATURE = 16
 #: Columns that identify the machine of a timing, and their names in print.

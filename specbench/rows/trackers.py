@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from specbench.config import parameters
 from specbench.config.run_config import RunConfig
 from specbench.errors import RunError, UsageError, install
 from specbench.rows import remark_text
+from specbench.rows.columns import Row
 from specbench.rows.csv_files import DETAILS
 from specbench.rows.remark import remarks_of
 from specbench.storage import home, image_files
@@ -44,7 +45,7 @@ def check(cfg: RunConfig) -> None:
         raise UsageError(f"log={name} needs {name}: {install(name)}")
 
 
-def write(name: str, cfg: RunConfig, row: Mapping[str, Any], run: TrackedRun) -> str:
+def write(name: str, cfg: RunConfig, row: Row, run: TrackedRun) -> str:
     """Writes a finished row to a tracker and returns where. RunError if its library fails."""
     try:
         return _WRITERS[name](cfg, row, run)
@@ -55,7 +56,7 @@ def write(name: str, cfg: RunConfig, row: Mapping[str, Any], run: TrackedRun) ->
         ) from e
 
 
-def settings(cfg: RunConfig, row: Mapping[str, Any]) -> dict[str, Any]:
+def settings(cfg: RunConfig, row: Row) -> dict[str, Any]:
     """The parameters and the identity of a run, without empty values."""
     values = {name: value for name, value in cfg.plain().items() if not name.startswith("log") and name != "out"}
     values |= {name: row[name] for name in ("model", *_IDENTITY)}
@@ -63,7 +64,7 @@ def settings(cfg: RunConfig, row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+def numbers(row: Row) -> dict[str, float]:
     """The measurements of a run: the columns of numbers that are not parameters."""
     return {
         name: float(value)
@@ -72,7 +73,7 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _mlflow(cfg: RunConfig, row: Mapping[str, Any], folder: TrackedRun) -> str:
+def _mlflow(cfg: RunConfig, row: Row, folder: TrackedRun) -> str:
     """A new run, with the run_id of the row in its tag specbench.run_id."""
     import mlflow
 
@@ -85,7 +86,7 @@ def _mlflow(cfg: RunConfig, row: Mapping[str, Any], folder: TrackedRun) -> str:
     return f"run {run.info.run_id} at {mlflow.get_tracking_uri()}"
 
 
-def _tensorboard(cfg: RunConfig, row: Mapping[str, Any], folder: TrackedRun) -> str:
+def _tensorboard(cfg: RunConfig, row: Row, folder: TrackedRun) -> str:
     """An event file with the numbers over the number of prompts: in log_dir/run_id, or tensorboard/ in the run's
     folder."""
     from torch.utils.tensorboard import SummaryWriter
@@ -101,7 +102,7 @@ def _tensorboard(cfg: RunConfig, row: Mapping[str, Any], folder: TrackedRun) -> 
     return str(where)
 
 
-def _wandb(cfg: RunConfig, row: Mapping[str, Any], folder: TrackedRun) -> str:
+def _wandb(cfg: RunConfig, row: Row, folder: TrackedRun) -> str:
     """The same run_id continues the same run, for example with more prompts."""
     import wandb
 
@@ -124,7 +125,7 @@ def _wandb(cfg: RunConfig, row: Mapping[str, Any], folder: TrackedRun) -> str:
 
 
 #: Tracker -> its writer. The module that it needs, and the extra that installs it, have the tracker's name.
-_WRITERS: dict[str, Callable[[RunConfig, Mapping[str, Any], TrackedRun], str]] = {
+_WRITERS: dict[str, Callable[[RunConfig, Row, TrackedRun], str]] = {
     "mlflow": _mlflow,
     "tensorboard": _tensorboard,
     "wandb": _wandb,

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from specbench.errors import RunError, UsageError
-from specbench.harness.planned import PlannedRun, Row, execute
+from specbench.harness.planned import PlannedRun, execute
+from specbench.rows.columns import Cells, Row
 from specbench.rows.csv_files import as_cells, to_csv
 from specbench.storage.csv_text import csv_text
 from specbench.storage.files import write_atomically
@@ -20,7 +20,7 @@ from specbench.tables.measure import SUITE_ROWS, Group, TablePlan, TableRun
 class Bench:
     """Makes rows and compares runs. Tests replace it."""
 
-    def row(self, run: PlannedRun) -> Mapping[str, Any]:
+    def row(self, run: PlannedRun) -> Row:
         """The row of a planned run, which `specbench run` starts or continues in its folder."""
         if run.rows_of == "probe":
             from specbench.bench import benchmark_rows
@@ -34,20 +34,20 @@ class Bench:
 
         return run_it(run.config, run.folder).row
 
-    def compare(self, a: Path, b: Path) -> Sequence[Mapping[str, Any]]:
+    def compare(self, a: Path, b: Path) -> Sequence[Row]:
         """The rows of `specbench compare` for two folders of runs."""
         from specbench.compare import comparison, passes, wording
 
         return wording.rows(comparison.compare(passes.read(str(a)), passes.read(str(b))))
 
-    def over_seeds(self, pairs: Sequence[tuple[Path, Path]]) -> Sequence[Mapping[str, Any]]:
+    def over_seeds(self, pairs: Sequence[tuple[Path, Path]]) -> Sequence[Row]:
         """The same for the means over seeds, from the two folders of each seed."""
         from specbench.compare import comparison, passes, wording
 
         scored = [(passes.read(str(a)), passes.read(str(b))) for a, b in pairs]
         return wording.rows(comparison.over_seeds(scored))
 
-    def equal(self, curves: Mapping[str, Sequence[Path]], x: str, y: str) -> Sequence[Mapping[str, Any]]:
+    def equal(self, curves: Mapping[str, Sequence[Path]], x: str, y: str) -> Sequence[Row]:
         """The rows of `compare.equal` for every pair of curves at equal x; curves: label -> folders of runs."""
         from specbench.compare import equal, passes
 
@@ -102,7 +102,7 @@ class _Runner:
     def execute(self, chosen: Sequence[TableRun]) -> None:
         """Executes these runs, stores their rows and adds them to the plan. UsageError or RunError if some failed."""
 
-        def keep(run: PlannedRun, row: Mapping[str, Any]) -> None:
+        def keep(run: PlannedRun, row: Row) -> None:
             self.plan.keep(run, row)
             self.made.add(run.folder)
             self.plan = self.plan.with_rows({run.folder: as_cells(row)})
@@ -133,7 +133,7 @@ class _Runner:
             return
         file, is_suite, problems = self.plan.file("_test"), bool(self.plan.suite.baseline), dict[str, None]()
 
-        def stored(rows: Sequence[Row]) -> None:
+        def stored(rows: Sequence[Cells]) -> None:
             self.plan = replace(self.plan, compared=tuple(self.plan.adjusted(rows)))
             if rows:
                 write_atomically(file, csv_text(wording.ROWS.columns, self.plan.compared).encode())
@@ -170,7 +170,7 @@ class _Runner:
     def _uncompared_runs(self) -> list[TableRun]:
         return [run for group in self._uncompared() for pair in group for run in pair]
 
-    def _compared(self, group: Group) -> list[Row]:
+    def _compared(self, group: Group) -> list[Cells]:
         """The rows of the comparison of a group."""
         from specbench.compare import wording
 

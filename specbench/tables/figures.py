@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbench.rows.columns import stderr_of
+from specbench.rows.columns import Cells, stderr_of
 from specbench.rows.selection import spread_of
 from specbench.storage import figure_files
 from specbench.tables.definitions import AXES, Column, Maps, Series, Stack, Table, TableFigure
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Row = Mapping[str, str]
 Style = tuple[str, str]  # colour, marker
 Point = tuple[float, float, float, float]  # x, y and half their 95 % intervals
 
@@ -46,7 +45,7 @@ _STYLES = (
 _HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++")
 
 
-def draw(table: Table, rows: Mapping[str, Row | None], folder: Path, stem: str) -> list[Path]:
+def draw(table: Table, rows: Mapping[str, Cells | None], folder: Path, stem: str) -> list[Path]:
     """Draws the table's figure from its measured rows, without missing rows, panels without rows, and values in
     doubt. Returns the written files.
 
@@ -89,7 +88,7 @@ def finish(drawn: Figure, axes: Iterable[Axes], across: int) -> Figure:
     return drawn
 
 
-def _curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None]) -> Figure:
+def _curves(figure: TableFigure, table: Table, rows: Mapping[str, Cells | None]) -> Figure:
     columns = {c.key: c for c in table.columns}
     lines = {name for panel in figure.panels for name in panel.keys}
     shown = [key for key in figure.y if any((rows.get(name) or {}).get(key) for name in lines)] or figure.y
@@ -121,7 +120,7 @@ def _curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None]) -
     return finish(drawn, axes.flat, len(shown))
 
 
-def _log_curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None]) -> Figure:
+def _log_curves(figure: TableFigure, table: Table, rows: Mapping[str, Cells | None]) -> Figure:
     """Draws one pair of axes for each panel, one below the other with a common x, so that panels can be compared."""
     from matplotlib.figure import Figure
 
@@ -242,7 +241,7 @@ def pareto_front(points: Sequence[tuple[float, float]], down: bool) -> list[tupl
     return kept[::-1]
 
 
-def _series(figure: Series, table: Table, rows: Mapping[str, Row | None]) -> Figure:
+def _series(figure: Series, table: Table, rows: Mapping[str, Cells | None]) -> Figure:
     lists = {line.label: _list(rows.get(line.key), figure.key) for line in table.lines}
     lists = {label: values for label, values in lists.items() if values}
     drawn, axes = new_axes(1, 2 if figure.shares else 1)
@@ -265,7 +264,7 @@ def _series(figure: Series, table: Table, rows: Mapping[str, Row | None]) -> Fig
     return finish(drawn, axes.flat, 2 if figure.shares else 1)
 
 
-def _stack(figure: Stack, table: Table, rows: Mapping[str, Row | None]) -> Figure:
+def _stack(figure: Stack, table: Table, rows: Mapping[str, Cells | None]) -> Figure:
     labels = {c.key: c.label.partition(" (")[0] for c in table.columns}
     measured = [(line.label, row) for line in table.lines if (row := rows.get(line.key)) is not None][::-1]
     drawn, axes = new_axes(1, 1)
@@ -290,7 +289,7 @@ def _stack(figure: Stack, table: Table, rows: Mapping[str, Row | None]) -> Figur
     return finish(drawn, [axis], 3)
 
 
-def _maps(figure: Maps, table: Table, rows: Mapping[str, Row | None]) -> Figure:
+def _maps(figure: Maps, table: Table, rows: Mapping[str, Cells | None]) -> Figure:
     import numpy as np
 
     lists = {line.label: _list(rows.get(line.key), figure.key) for line in table.lines}
@@ -310,28 +309,28 @@ def _maps(figure: Maps, table: Table, rows: Mapping[str, Row | None]) -> Figure:
     return drawn
 
 
-def _list(row: Row | None, key: str) -> list[float]:
+def _list(row: Cells | None, key: str) -> list[float]:
     """The list in a row's cell; null becomes NaN."""
     if row is None or not row.get(key):
         return []
     return [math.nan if value is None else float(value) for value in json.loads(row[key])]
 
 
-def _band(axis: Axes, row: Row, column: Column) -> None:
+def _band(axis: Axes, row: Cells, column: Column) -> None:
     """Draws the baseline as a line, and its 95 % interval as a band."""
     value, half = float(row[column.key]), half_width(row, column.key)
     axis.axhline(value, color="0.45", lw=1, ls="--", label="vanilla")
     axis.axhspan(value - half, value + half, color="0.85", zorder=0)
 
 
-def point(row: Row | None, x: str, y: str) -> Point | None:
+def point(row: Cells | None, x: str, y: str) -> Point | None:
     """The point of a row; None if the row does not have both values."""
     if row is None or not row.get(x) or not row.get(y):
         return None
     return float(row[x]), float(row[y]), half_width(row, x), half_width(row, y)
 
 
-def points(rows: Mapping[str, Row | None], lines: Sequence[str], x: str, y: str) -> list[Point]:
+def points(rows: Mapping[str, Cells | None], lines: Sequence[str], x: str, y: str) -> list[Point]:
     """The points of a curve."""
     return [p for key in lines if (p := point(rows.get(key), x, y))]
 
@@ -343,7 +342,7 @@ def draw_points(axis: Axes, points: Sequence[Point], style: Style, **more: Any) 
         axis.errorbar(x, y, dy, dx, color=style[0], marker=style[1], lw=1.2, **more)
 
 
-def half_width(row: Row, key: str) -> float:
+def half_width(row: Cells, key: str) -> float:
     """Half the 95 % interval of a column; 0 without an error. A mean over seeds has Student's t, because seeds are
     few."""
     if between := row.get(spread_of(key)):

@@ -14,7 +14,7 @@ from typing import Any
 from specbench.config import parameters
 from specbench.errors import UsageError
 from specbench.rows import remark_text
-from specbench.rows.columns import COLUMNS, TIMED_COLUMNS, stderr_of
+from specbench.rows.columns import COLUMNS, TIMED_COLUMNS, Cells, stderr_of
 from specbench.rows.remark import Remark, remarks_of
 from specbench.rows.shown import common_machine, doubt, elsewhere
 from specbench.tables.catalog import TABLES
@@ -22,7 +22,6 @@ from specbench.tables.definitions import Column, Line, Table, TableTest, row_col
 from specbench.tables.literature import DRAFTERS, PublishedRow
 from specbench.tables.measure import compared_row
 
-Row = Mapping[str, str]
 #: Half a 95 % interval, in standard errors: scipy.special.ndtri(0.975), whose import takes half a second.
 NORMAL95 = 1.959963984540054
 
@@ -130,11 +129,11 @@ def _decimals(text: str, decimals: int) -> int:
 def build(
     table: Table,
     model: str | Mapping[str, str],
-    measured: Mapping[str, Row | None],
+    measured: Mapping[str, Cells | None],
     published: Sequence[PublishedRow],
     commands: Mapping[str, str],
     command: str,
-    comparisons: Sequence[Row] = (),
+    comparisons: Sequence[Cells] = (),
     differing: Container[tuple[str, str]] = (),
 ) -> TableSheet:
     """Puts the measured rows (line key -> row, None = not measured) next to the printed ones.
@@ -171,7 +170,7 @@ class _Builder:
     def __init__(
         self,
         table: Table,
-        measured: Mapping[str, Row | None],
+        measured: Mapping[str, Cells | None],
         published: Sequence[PublishedRow],
         command: str,
         differing: Container[tuple[str, str]],
@@ -215,7 +214,7 @@ class _Builder:
                 if printed and row and printed.model_name == model and _same_drafter(row, printed):
                     yield self._difference(line, row, printed)
 
-    def _measured(self, line: Line, model: str, row: Row | None) -> TableEntry:
+    def _measured(self, line: Line, model: str, row: Cells | None) -> TableEntry:
         columns, notes = self.table.columns, self.notes
         if row is None:
             why = self.table.no_run(line, model) or f"Not measured yet; to measure it: {self.command}"
@@ -226,7 +225,7 @@ class _Builder:
         marks = (notes.mark(f"From the row: {remark_text.joined(told)}."),) if told else ()
         return TableEntry(line.label, "measured", model, marks, cells, row_id=row.get("run_id", ""))
 
-    def _measured_cell(self, line: Line, column: Column, row: Row) -> TableCell:
+    def _measured_cell(self, line: Line, column: Column, row: Cells) -> TableCell:
         text, place = row.get(column.key, ""), (line.key, column.key)
         if not text:
             return self.notes.gap("The run did not measure this.")
@@ -265,7 +264,7 @@ class _Builder:
             cells.append(TableCell(text, spread) if text else notes.gap("The paper prints no value here."))
         return TableEntry(line.label, "published", model, marks, tuple(cells), row.row_id, row.evidence)
 
-    def _difference(self, line: Line, row: Row, printed: PublishedRow) -> TableEntry:
+    def _difference(self, line: Line, row: Cells, printed: PublishedRow) -> TableEntry:
         """Measured minus published, for one model. The interval is the measured value's, since papers print no standard
         errors."""
         cells = []
@@ -285,13 +284,13 @@ class _Builder:
         return TableEntry(line.label, "difference", printed.model, (mark,), tuple(cells))
 
 
-def _same_drafter(row: Row, printed: PublishedRow) -> bool:
+def _same_drafter(row: Cells, printed: PublishedRow) -> bool:
     """Whether a run had the drafter of a published row, where a paper has several targets that draft."""
     ours = row.get("drafter_weights", "").removeprefix("official:") or next(iter(DRAFTERS.values()))
     return printed.drafter_model in ("", ours)
 
 
-def _new_metrics(rows: Mapping[str, Row | None]) -> list[Column]:
+def _new_metrics(rows: Mapping[str, Cells | None]) -> list[Column]:
     """Columns of metrics that some rows have and no paper's table names, such as a metric that was added later. A
     paper's metric is shown only in the tables in which the paper prints it."""
     papers = {column.key for table in TABLES.values() for column in table.columns}
@@ -299,7 +298,7 @@ def _new_metrics(rows: Mapping[str, Row | None]) -> list[Column]:
     return [row_column(name) for name in parameters.found_choices().columns if name in present - papers]
 
 
-def _said(column: Column, valued: Sequence[Row]) -> list[str]:
+def _said(column: Column, valued: Sequence[Cells]) -> list[str]:
     """The remarks of rows on their values of a column: each once for all lines, a number that differs as a range."""
     alike: dict[tuple[Any, ...], list[Remark]] = {}
     for remark in (r for row in valued for r in remarks_of(row) if r.column == column.key):
@@ -311,7 +310,7 @@ def _said(column: Column, valued: Sequence[Row]) -> list[str]:
     return said
 
 
-def doubts(table: Table, rows: Mapping[str, Row | None]) -> dict[tuple[str, str], str]:
+def doubts(table: Table, rows: Mapping[str, Cells | None]) -> dict[tuple[str, str], str]:
     """(line key, column key) -> why these seconds cannot be compared with the others: another machine than the other
     lines', or a timing that is not valid."""
     timed = [c.key for c in table.columns if table.rows_of == "bench" or c.key in TIMED_COLUMNS]
@@ -325,7 +324,7 @@ def doubts(table: Table, rows: Mapping[str, Row | None]) -> dict[tuple[str, str]
     return found
 
 
-def comparable(table: Table, rows: Mapping[str, Row | None]) -> dict[str, Row | None]:
+def comparable(table: Table, rows: Mapping[str, Cells | None]) -> dict[str, Cells | None]:
     """The rows without values in doubt, for what compares values without remarks, such as a curve."""
     kept = dict(rows)
     for name, key in doubts(table, rows):
@@ -337,8 +336,8 @@ def _tested(
     table: Table,
     test: TableTest,
     model: str,
-    rows: Mapping[str, Row | None],
-    comparisons: Sequence[Row],
+    rows: Mapping[str, Cells | None],
+    comparisons: Sequence[Cells],
     published: Sequence[PublishedRow],
 ) -> str:
     """The result of a test as a sentence, with the published results."""
@@ -370,7 +369,7 @@ def _tested(
     return "; ".join([text, *(f"published ({name}) {', '.join(texts)}" for name, texts in printed.items())]) + "."
 
 
-def facts(rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
+def facts(rows: Sequence[Cells]) -> tuple[tuple[str, str], ...]:
     """The provenance of the measured rows: each distinct value of each provenance column, in order."""
     facts = []
     for label, names in _PROVENANCE:

@@ -12,11 +12,12 @@ from math import comb
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specbench.rows.columns import Cells
 from specbench.rows.paired import LEVEL, holm
 from specbench.storage import figure_files
 from specbench.tables import figures
 from specbench.tables.definitions import Column, Panel, row_column
-from specbench.tables.layout import Header, Notes, Row, TableCell, TableEntry, TableSheet, comparable, facts
+from specbench.tables.layout import Header, Notes, TableCell, TableEntry, TableSheet, comparable, facts
 from specbench.tables.measure import TablePlan
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GroupKey = tuple[str, str, str]  # panel, x, y
-Pair = tuple[Row, float]  # its row and its adjusted p
+Pair = tuple[Cells, float]  # its row and its adjusted p
 PairGroups = dict[GroupKey, list[Pair]]
 _MISSING = "Not compared: runs are missing or did not measure this, or the curves have no common range."
 _ACROSS = 3  # axes in a row of the figure
@@ -76,12 +77,12 @@ def planned_pairs(todo: TablePlan) -> int:
     return sum(comb(len(panel.curves), 2) for panel, _, _ in todo.table.comparisons)
 
 
-def numbers(row: Row, name: str) -> list[float]:
+def numbers(row: Cells, name: str) -> list[float]:
     """A list in a row: `at`, `values`, `differences` or `margins`."""
     return [float(value) for value in json.loads(row[name])]
 
 
-def stretches(row: Row) -> list[tuple[float, float, bool]]:
+def stretches(row: Cells) -> list[tuple[float, float, bool]]:
     """Where the simultaneous band excludes 0: the first and last of neighbouring values of x, and whether the second
     curve is above the first one."""
     at, differences, margins = (numbers(row, name) for name in ("at", "differences", "margins"))
@@ -125,13 +126,13 @@ def _cells(pair: Pair, decimals: int) -> list[TableCell]:
     ]
 
 
-def ratio(row: Row) -> str:
+def ratio(row: Cells) -> str:
     """The ratio of a pair and its interval: "1.94 (1.75 to 2.13)"; "" if a mean is not above 0."""
     ends = [row[name] for name in ("ratio", "ratio_low", "ratio_high")]
     return f"{float(ends[0]):.2f} ({float(ends[1]):.2f} to {float(ends[2]):.2f})" if all(ends) else ""
 
 
-def signed(row: Row, decimals: int) -> str:
+def signed(row: Cells, decimals: int) -> str:
     """The mean difference of a pair and its interval: "+0.021 (0.018 to 0.025)"."""
     value, low, high = (float(row[name]) for name in ("difference", "low", "high"))
     width = (high - low) / 2
@@ -191,7 +192,7 @@ def _figure(parts: Sequence[Part], todo: TablePlan) -> Figure:
 
 
 def _curves(
-    axis: Axes, panel: Panel, x: str, y: Column, rows: Mapping[str, Row | None], styles: Mapping[str, figures.Style]
+    axis: Axes, panel: Panel, x: str, y: Column, rows: Mapping[str, Cells | None], styles: Mapping[str, figures.Style]
 ) -> None:
     for curve in panel.curves:
         points = figures.points(rows, curve.lines, x, y.key)

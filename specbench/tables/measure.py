@@ -29,9 +29,9 @@ from specbench.bench.benchmark_rows import PROBES, ROWS
 from specbench.config import configuration, parameters, registry
 from specbench.config.run_config import RunConfig as RunConfig  # of a field, for the documentation
 from specbench.errors import RunError, UsageError
-from specbench.harness.planned import EMITTED, SECONDS, Plan, PlannedRun, Row, digest
+from specbench.harness.planned import EMITTED, SECONDS, Plan, PlannedRun, digest
 from specbench.harness.planned import R as R  # of a field, for the documentation
-from specbench.rows.columns import TIMED_COLUMNS
+from specbench.rows.columns import TIMED_COLUMNS, Cells, Row
 from specbench.rows.csv_files import append_row, as_cells, has_runs, read_rows
 from specbench.rows.remark import as_json, remark, remarks_of
 from specbench.rows.selection import pooled, spread_of
@@ -89,8 +89,8 @@ class TablePlan(Plan[TableRun]):
     suite: Suite
     results: Path | None = None
     left_out: tuple[str, ...] = ()
-    compared: tuple[Row, ...] = ()
-    pairs: tuple[Row, ...] = ()
+    compared: tuple[Cells, ...] = ()
+    pairs: tuple[Cells, ...] = ()
     uncompared: tuple[str, ...] = ()
     failed: UsageError | RunError | None = None
 
@@ -125,7 +125,7 @@ class TablePlan(Plan[TableRun]):
         return lines
 
     @cached_property
-    def rows(self) -> dict[str, Row | None]:
+    def rows(self) -> dict[str, Cells | None]:
         """Printed line -> its row; for several seeds, a row that pools the existing ones."""
         in_batches = bool(self.suite.baseline or self.suite.timed)
         return {key: pooled_row(runs, in_batches) for key, runs in self.lines.items()}
@@ -136,7 +136,7 @@ class TablePlan(Plan[TableRun]):
         """The file with the rows of `specbench compare` ("_test") or of `compare.equal` ("_pairs")."""
         return self.home / COMPARED if self.results is None else store(self.table, self.results, kind)
 
-    def keep(self, run: PlannedRun, row: Mapping[str, Any]) -> None:
+    def keep(self, run: PlannedRun, row: Row) -> None:
         """Stores the row of a finished run; a suite has it in the run's folder."""
         if self.results is not None:
             append = append_row if run.rows_of == "run" else ROW_FILES[run.rows_of].append
@@ -154,8 +154,8 @@ class TablePlan(Plan[TableRun]):
 
     def with_tests(self) -> TablePlan:
         """The plan of a table with the existing tests."""
-        compared: Sequence[Row] = ()
-        pairs: Sequence[Row] = ()
+        compared: Sequence[Cells] = ()
+        pairs: Sequence[Cells] = ()
         if self.table.tests:
             from specbench.compare import wording
 
@@ -166,7 +166,7 @@ class TablePlan(Plan[TableRun]):
             pairs = equal.ROWS.read(self.file("_pairs"))
         return replace(self, compared=tuple(compared), pairs=tuple(pairs))
 
-    def adjusted(self, compared: Sequence[Row]) -> Sequence[Row]:
+    def adjusted(self, compared: Sequence[Cells]) -> Sequence[Cells]:
         """Rows of comparisons with Holm's adjustment. A table adjusts the tests that it shows. In a suite, the rows of
         one seed of several are adjusted together, and all others, which give the stars."""
         from specbench.compare import wording
@@ -204,7 +204,7 @@ class TablePlan(Plan[TableRun]):
             several.setdefault(key, []).append((other, run))
         return [*((pair,) for pair in pairs), *(tuple(group) for group in several.values() if len(group) > 1)]
 
-    def compared_rows(self, group: Group) -> list[Row]:
+    def compared_rows(self, group: Group) -> list[Cells]:
         """The existing rows of a comparison."""
         ids = [" / ".join((run.row or {}).get("run_id", "") for run in side) for side in zip(*group, strict=True)]
         return [row for row in self.compared if [row["run_a"], row["run_b"]] == ids]
@@ -256,7 +256,7 @@ class TablePlan(Plan[TableRun]):
         return f"{self.table.id:20} {state:14} {f'{have}/{need}':>5} rows  {self.table.title}{hours}"
 
 
-def pooled_row(runs: Sequence[TableRun], in_batches: bool = False) -> Row | None:
+def pooled_row(runs: Sequence[TableRun], in_batches: bool = False) -> Cells | None:
     """The row of a printed line. Seconds come from the further runs that measure them, if there are any. in_batches:
     leaves out the remark of every run of a suite that it decoded in batches, which does not apply to these."""
     quality = [run.row for run in runs if run.row is not None and not run.seconds]
@@ -277,7 +277,7 @@ def pooled_row(runs: Sequence[TableRun], in_batches: bool = False) -> Row | None
     return as_cells(row)
 
 
-def compared_row(test: TableTest, rows: Mapping[str, Row | None], comparisons: Sequence[Row]) -> Row | None:
+def compared_row(test: TableTest, rows: Mapping[str, Cells | None], comparisons: Sequence[Cells]) -> Cells | None:
     """The comparison of exactly the runs whose rows a test's two lines show; None if it does not exist."""
     runs = [(rows.get(key) or {}).get("run_id") for key in (test.other, test.line)]
     same = (r for r in reversed(comparisons) if (r["statistic"], r["run_a"], r["run_b"]) == (test.statistic, *runs))
@@ -333,7 +333,7 @@ def plan_suite(suite: Suite, out: Path) -> TablePlan:
     return _plan(suite, out, free, lambda run: _own_rows(run.folder / "row.csv"))
 
 
-def _plan(suite: Suite, home: Path, free: Mapping[str, Any], rows: Callable[[TableRun], Sequence[Row]]) -> TablePlan:
+def _plan(suite: Suite, home: Path, free: Mapping[str, Any], rows: Callable[[TableRun], Sequence[Cells]]) -> TablePlan:
     """free: the names of folders do not depend on these parameters, whose values are placeholders; rows: candidates for
     the row of a run, the newest last."""
     runs: list[TableRun] = []
@@ -435,18 +435,18 @@ def _file_name(text: str) -> str:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def _rows(table: Table, results: Path) -> Callable[[str], list[Row]]:
+def _rows(table: Table, results: Path) -> Callable[[str], list[Cells]]:
     """Hash of a configuration -> candidates for its row; the table's own rows are the last."""
     own_file = store(table, results)
     if table.rows_of != "run":
-        own: Sequence[Row] = ROW_FILES[table.rows_of].read(own_file)
+        own: Sequence[Cells] = ROW_FILES[table.rows_of].read(own_file)
         others: list[Path] = []
     else:
         own = _read(own_file, state(own_file), True) if own_file.exists() else ()
         others = [path for path in sorted(results.glob("*.csv")) if path != own_file]
 
-    def candidates(config_hash: str) -> list[Row]:
-        rows: list[Row] = []
+    def candidates(config_hash: str) -> list[Cells]:
+        rows: list[Cells] = []
         for path in others:
             if config_hash in _words(path, state(path)):  # to parse every file takes a second
                 rows += _read(path, state(path), False)
@@ -461,21 +461,21 @@ def _words(path: Path, state: tuple[int, ...]) -> frozenset[str]:
     return frozenset(re.findall(r"\w+", path.read_text(encoding="utf-8", errors="replace")))
 
 
-def _own_rows(path: Path) -> list[Row]:
+def _own_rows(path: Path) -> list[Cells]:
     try:
         return [as_cells(row) for row in read_rows(path)] if path.is_file() and has_runs(path) else []
     except UsageError:
         return []  # the run itself reports the mistake
 
 
-def _is_of(folder: Path, row: Row) -> bool:
+def _is_of(folder: Path, row: Cells) -> bool:
     """Whether a row belongs to the finished run in a folder."""
     file = folder / "row.csv"
     return file.exists() and any(r["run_id"] == row.get("run_id") for r in read_rows(file))
 
 
 @cache
-def _read(path: Path, state: tuple[int, ...], must: bool) -> tuple[Row, ...]:
+def _read(path: Path, state: tuple[int, ...], must: bool) -> tuple[Cells, ...]:
     """The rows of a file in this state, as text. Cached, because every table reads all files. () for a file with other
     content, unless it `must` contain rows of runs."""
     if not path.stat().st_size or not (must or has_runs(path)):

@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -20,7 +20,7 @@ from specbench.config import configuration, parameters
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError, plain
 from specbench.rows import baseline, collected, provenance, remark_text, selection
-from specbench.rows.columns import COLUMNS, METRICS, SHOWN, stderr_of
+from specbench.rows.columns import COLUMNS, METRICS, SHOWN, Row, stderr_of
 from specbench.rows.csv_files import ROW, write_run_row
 from specbench.rows.journal import IMAGE_NAME
 from specbench.rows.remark import remarks_of
@@ -161,7 +161,7 @@ def _shown(report: ReportContent) -> list[dict[str, Any]]:
     return [row for run_id, row in report.by_id.items() if run_id in chosen]
 
 
-def command(row: Mapping[str, Any]) -> tuple[str, bool]:
+def command(row: Row) -> tuple[str, bool]:
     """The command line of the run of a row, and whether it gives exactly the same configuration. A row does not contain
     all parameters of a run."""
     try:
@@ -185,7 +185,7 @@ def command(row: Mapping[str, Any]) -> tuple[str, bool]:
     return f"specbench run {shlex.join(arguments)}", exact
 
 
-def _preset(row: Mapping[str, Any]) -> tuple[list[str], RunConfig]:
+def _preset(row: Row) -> tuple[list[str], RunConfig]:
     """The arguments that name the model, the method and its parts, and their configuration."""
     arguments = [f"model={row['model']}", f"method={row['method']}"]
     preset = _composed(tuple(arguments))
@@ -321,7 +321,7 @@ def page_data(report: ReportContent) -> dict[str, Any]:
     }
 
 
-def _facts(row: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(row: Row) -> dict[str, Any]:
     """What a row says, without what the page shows elsewhere."""
     facts = {name: value for name, value in row.items() if value is not None and name not in (*_ELSEWHERE, "file")}
     return facts | ({"remarks": remark_text.joined(remarks_of(row))} if "remarks" in facts else {})
@@ -359,12 +359,12 @@ def _numbers(text: str | None) -> list[float] | None:
     return values if is_list else None
 
 
-def label(row: Mapping[str, Any]) -> str:
+def label(row: Row) -> str:
     """A method and its differences from its preset, such as "cool_sd delta=2"."""
     return " ".join([str(row["method"]), *(f"{name}={value}" for name, value in differences(row).items())])
 
 
-def differences(row: Mapping[str, Any]) -> dict[str, str]:
+def differences(row: Row) -> dict[str, str]:
     """The parameters of a row's method or sampling that differ from the preset of the method with its parts."""
     try:
         arguments, preset = _preset(row)

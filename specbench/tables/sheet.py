@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from specbench.config import parameters
-from specbench.harness.planned import Row
-from specbench.rows.columns import METRICS
+from specbench.rows.columns import METRICS, Cells
 from specbench.rows.paired import LEVEL
 from specbench.rows.shown import MACHINE, is_biased
 from specbench.tables import layout, literature
@@ -22,7 +21,7 @@ _STATISTICS = {"perplexity": "log_prob_mean", "emitted_kl": "emitted_kl", "emitt
 _FASTER = ("speedup_latency", "speedup_step", "step_compression", "accepted_length_mean")
 
 
-def build(plan: TablePlan, command: str) -> tuple[TableSheet, Table, dict[str, Row | None]]:
+def build(plan: TablePlan, command: str) -> tuple[TableSheet, Table, dict[str, Cells | None]]:
     """The sheet of the existing rows; its table, with the printed lines; and their rows. command: fills the table.
 
     A paper's table prints every line, next to the published ones. A suite prints the lines that run, for every model

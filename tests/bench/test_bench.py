@@ -19,6 +19,7 @@ import torch
 from commands import Call, cells_of
 from test_engine import at_once
 from torch import Tensor
+from windows import window
 
 from specbench.bench import floor, measure
 from specbench.bench.benchmark_rows import COLUMNS, ROWS, describe
@@ -30,7 +31,6 @@ from specbench.decoding.batch import finished
 from specbench.decoding.drafters.dynamic import Eagle2
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import DecoderConfig, Decoding
 from specbench.decoding.rules import exact
 from specbench.decoding.sampling import Sampling
@@ -74,8 +74,8 @@ DRAFTERS = {
     "chain": lambda target: Eagle(tiny.eagle(target), chain_paths(4)),
     "tree": lambda target: Eagle(tiny.eagle(target), parse(TREE)),
     "eagle2": lambda target: Eagle2(tiny.eagle(target), nodes=6, depth=3, width=2),
-    "window": lambda target: Window(4),
-    "window_tree": lambda target: Window(7, width=2, depth=3, tree="full"),
+    "window": lambda target: window(4),
+    "window_tree": lambda target: window(7, width=2, depth=3, tree="full"),
 }
 
 
@@ -152,7 +152,7 @@ def test_floors_are_what_the_shapes_say() -> None:
     eagle = Eagle(tiny.eagle(target), chain_paths(4))
     first = block - dim  # EAGLE's layer has no first norm
     assert floor.of_drafts(eagle, target) == 4 * 4 * (2 * dim * dim + dim + first + vocab * dim)
-    assert floor.of_drafts(NoDraft(), target) == floor.of_drafts(Window(4), target) == 0
+    assert floor.of_drafts(NoDraft(), target) == floor.of_drafts(window(4), target) == 0
 
 
 def test_a_row_is_printed_and_kept(call: Call, tmp_path: Path) -> None:

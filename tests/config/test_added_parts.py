@@ -68,7 +68,7 @@ parameters:
 """,
     "specbench/decoding/drafters/steady.py": """from dataclasses import dataclass
 
-from specbench.decoding.drafters.window import Window, window_shape
+from specbench.decoding.drafters.window import Window
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Choice:
 
     @property
     def shape(self):
-        return window_shape(self.gamma)
+        return self.build(None).shape
 
     def build(self, model):
         return Window(self.gamma)

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from specbench.config import composition, configuration, parameters, registry, yaml_files
 from specbench.data import worlds
-from specbench.decoding.drafters.positions import COUPLINGS, INITS
+from specbench.decoding.drafters.sjd_window import COUPLINGS
+from specbench.decoding.drafters.window import INITS
 from specbench.decoding.rules.base import MEASURES
 from specbench.errors import UsageError, install
 

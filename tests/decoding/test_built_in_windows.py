@@ -9,7 +9,7 @@ import torch
 
 from specbench.audit import models
 from specbench.audit.tabular import TabularTarget, random_tables
-from specbench.decoding.drafters.window import BuiltIn
+from specbench.decoding.drafters.built_in import BuiltIn
 from specbench.decoding.loop import DecoderConfig, Decoding
 from specbench.decoding.rules import exact
 from specbench.decoding.rules.relaxed import Redraw
@@ -39,7 +39,7 @@ def test_the_greedy_opening_by_hand() -> None:
     whatever the first token was."""
     tables = random_tables(4, 12, 3, order=1)
     steps = Decoding(
-        DecoderConfig(TabularTarget(tables), BuiltIn(11, "greedy"), exact(), Sampling()), None, tiny.rng(60)
+        DecoderConfig(TabularTarget(tables), BuiltIn(11, opening="greedy"), exact(), Sampling()), None, tiny.rng(60)
     )
     steps.step()
     steps.record_stats()

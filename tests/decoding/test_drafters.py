@@ -11,14 +11,14 @@ import tiny
 import torch
 from scipy import stats
 from test_loop import ALPHA, COUNT, PLAIN, P, Q, fit, run
+from windows import window
 
 from specbench.audit.statistics import filtered
 from specbench.audit.tabular import TabularGrower, random_tables, sequence_probs
 from specbench.decoding import rules
 from specbench.decoding.drafters.dynamic import Eagle2, Grower
 from specbench.decoding.drafters.eagle import Eagle, Entries
-from specbench.decoding.drafters.positions import INITS
-from specbench.decoding.drafters.window import Window
+from specbench.decoding.drafters.window import INITS
 from specbench.decoding.loop import StepResult
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, window_paths
@@ -44,21 +44,21 @@ WINDOWS = {
 def test_a_window_is_lossless(name):
     """With more images for a coupling: 40,000 refute one that draws afresh (`mutants`), 20,000 do not."""
     options = WINDOWS[name]
-    out = run(Window(**options), rules.exact(), 40_000 if "coupling" in options else COUNT)
+    out = run(window(**options), rules.exact(), 40_000 if "coupling" in options else COUNT)
     assert fit(out.tokens, sequence_probs(P)) > ALPHA
     assert out.steps.float().mean() < 4
 
 
 def test_a_greedy_window_gives_the_greedy_sequence():
     greedy = Sampling(temperature=0)
-    wanted = run(Window(1), rules.exact(), 8, greedy).tokens
+    wanted = run(window(1), rules.exact(), 8, greedy).tokens
     token, expected = 0, []
     for table in P:  # the arg max of every distribution
         expected.append(int(table[token].argmax()))
         token = token * 4 + expected[-1]
     assert wanted.eq(torch.tensor(expected)).all()
     for name, options in WINDOWS.items():
-        assert torch.equal(run(Window(**options), rules.exact(), 8, greedy).tokens, wanted), name
+        assert torch.equal(run(window(**options), rules.exact(), 8, greedy).tokens, wanted), name
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_coupling_and_proactive_drafts_save_steps():
     tables = [torch.full((1, 3), 1 / 3)] + [after.repeat(3 ** (t - 1), 1) for t in range(1, 9)]
 
     def steps(**options):
-        return float(run(Window(8, **options), rules.exact(), 3000, target=tables).steps.float().mean())
+        return float(run(window(8, **options), rules.exact(), 3000, target=tables).steps.float().mean())
 
     # standard errors are near 0.03 steps, the differences 0.4 and more
     plain, kept = steps(), steps(coupling="maximal")
@@ -137,7 +137,7 @@ def test_maximal_coupling_keeps_a_token_as_often_as_can_be_and_draws_the_rest_an
     rows, size = 40_000, 4
     tables = (1.5 * torch.randn(4, size, generator=torch.Generator().manual_seed(4))).softmax(-1)
     for options in ({}, {"width": 2, "depth": 2, "tree": "comb"}):
-        seen, _ = moving(Window(9 if options else 6, coupling="maximal", **options), tables, rows)
+        seen, _ = moving(window(9 if options else 6, coupling="maximal", **options), tables, rows)
         uniform = torch.full((size,), 1 / size)
         for step, (q, p) in enumerate(itertools.pairwise(x.double() for x in (uniform, *tables))):
             rejected, rest = (q - p).clamp_min(0), (p - q).clamp_min(0)
@@ -198,7 +198,7 @@ def test_a_height_survives_as_long_as_any_coupling_can_let_it():
     height stays uniform below its probability, and the position has the last distribution."""
     rows, size = 40_000, 4
     tables = (2 * torch.randn(4, size, generator=torch.Generator().manual_seed(4))).softmax(-1)
-    seen, drafts = moving(Window(6, coupling="height"), tables, rows)
+    seen, drafts = moving(window(6, coupling="height"), tables, rows)
     where = range(6, 1, -1)  # the node of the position that is last at first
     assert tiny.fit(seen[:, -1], tables[-1].double()) > ALPHA
     survived = (seen == seen[:, :1]).all(1)

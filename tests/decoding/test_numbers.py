@@ -12,13 +12,13 @@ import pytest
 import torch
 from test_engine import at_once
 from torch import Tensor
+from windows import window
 
 from specbench.audit.tabular import TabularDrafter, TabularSession, TabularTarget, random_tables
 from specbench.config import configuration
 from specbench.decoding import rules
 from specbench.decoding.batch import decode_stream
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import DecoderConfig, Decoding, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
@@ -129,7 +129,7 @@ class Rounded(Sampling):
 
 def test_rounding_is_not_a_fault_however_long_the_draft() -> None:
     """The largest deviation counts, not the product: SimpleAR's window has 2,000 positions."""
-    config = DecoderConfig(TabularTarget(P), Window(200), rules.exact(), Rounded())
+    config = DecoderConfig(TabularTarget(P), window(200), rules.exact(), Rounded())
     assert decode(config, None, RandomStreams(KEYS)).tokens.shape == (3, LENGTH)
 
 

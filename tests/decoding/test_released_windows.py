@@ -11,6 +11,7 @@ import pytest
 import tiny
 import torch
 from torch import Tensor
+from windows import window
 
 from specbench.audit.models import TabularModel
 from specbench.audit.tabular import random_tables
@@ -81,7 +82,7 @@ def random_probs(nodes: int, seed: int = 0) -> Tensor:
 def test_a_kept_token_has_its_old_distribution_in_the_code_of_scd() -> None:
     p = random_probs(5)
     for stored in ("new", "old"):
-        seen, _, state = second_step(Window(4, coupling="maximal", stored=stored), p)
+        seen, _, state = second_step(window(4, coupling="maximal", stored=stored), p)
         old_token = seen.tokens[:, 1]  # at offset 0 of the second step, whose distribution is the one after node 1
         is_kept = state.tokens[:, 0] == old_token
         # kept with min(1, p / q), and never redrawn as itself: tokens with p < q have no mass in [p - q]_+
@@ -105,7 +106,7 @@ def test_a_token_is_reused_above_the_threshold() -> None:
     p[1] = torch.tensor([0.15, 0.4, 0.2, 0.15, 0.1])
     results = []
     for tau in (0.8, 2.5):
-        seen, _, state = second_step(Window(4, coupling="threshold", tau=tau), p)
+        seen, _, state = second_step(window(4, coupling="threshold", tau=tau), p)
         old_token, token = seen.tokens[:, 1], state.tokens[:, 0]
         stays = p[1, old_token] * V > tau
         assert (token[stays] == old_token[stays]).all()
@@ -124,7 +125,7 @@ def test_siblings_of_the_residual_distribution() -> None:
     p = random_probs(7)
     p[1] = torch.tensor([0.3, 0.3, 0.3, 0.05, 0.05])  # for the offset 1 and, after the step, the offset 0
     for siblings in ("stored", "residual"):
-        drafter = Window(6, width=2, depth=2, coupling="maximal", siblings=siblings)
+        drafter = window(6, width=2, depth=2, coupling="maximal", siblings=siblings)
         _, draft, _ = second_step(drafter, p)
         first_sibling, second_sibling = draft.tokens[:, 1], draft.tokens[:, 2]
         assert (first_sibling != second_sibling).all()
@@ -176,7 +177,7 @@ def test_the_audit_detects_the_released_code_of_scd() -> None:
 
 def test_a_fresh_token_is_a_point_mass() -> None:
     for init in ("random", "horizontal_sample", "horizontal_repeat"):
-        state = (drafter := Window(3, init, fresh="point")).open(Session(), None, Sampling(), tiny.rng(ROWS))
+        state = (drafter := window(3, init, fresh="point")).open(Session(), None, Sampling(), tiny.rng(ROWS))
         count = torch.zeros(ROWS, dtype=torch.int64)
         drafter.propose(state, torch.zeros(ROWS, 40, dtype=torch.int64), count, count)
         assert (at(state.probs, state.tokens) == 1).all()
@@ -188,7 +189,7 @@ def test_a_fresh_token_is_a_point_mass() -> None:
 def test_the_mode_of_the_left_neighbour() -> None:
     for fresh in ("uniform", "point"):
         p = random_probs(5)
-        _, _, state = second_step(Window(4, "horizontal_mode", refine=False, fresh=fresh), p)
+        _, _, state = second_step(window(4, "horizontal_mode", refine=False, fresh=fresh), p)
         assert (state.tokens[:, :3] == p[0].argmax()).all()  # positions 1 to 3 follow the first one
         assert (at(state.probs, state.tokens)[:, :3] == 1).all()
         assert len(state.tokens[:, 3].unique()) == V  # position 4 begins a row
@@ -197,7 +198,7 @@ def test_the_mode_of_the_left_neighbour() -> None:
 
 @torch.inference_mode()
 def test_plain_positions_have_no_draft() -> None:
-    drafter = Window(3, plain_until=3, plain_from=-5)
+    drafter = window(3, plain_until=3, plain_from=-5)
     steps = Decoding(
         DecoderConfig(tiny.llamagen(side=SIDE), drafter, exact(), Sampling()), tiny.prompts(6), tiny.rng(6)
     )
@@ -223,7 +224,7 @@ def test_plain_positions_have_no_draft() -> None:
 def test_siblings_only_after_a_rejection(tree: str) -> None:
     """SJD-PAC's Algorithm 1: a step whose accepted path ends at a leaf has rejected nothing, and the first step has no
     step before it. In both cases the next draft is the tree's first path."""
-    drafter = Window(8, width=2, depth=3, tree=tree, coupling="maximal", branch="rejected")
+    drafter = window(8, width=2, depth=3, tree=tree, coupling="maximal", branch="rejected")
     parents = drafter.tree.parent[0, 1:].tolist()
     first = [0]
     while first[-1] in parents:  # a node's first child has the smallest index
@@ -255,11 +256,11 @@ def test_the_audit_does_not_refute_siblings_only_after_a_rejection() -> None:
 
 def test_divergence_is_not_computed_if_drafts_have_other_distributions() -> None:
     for setting, biased in (({"stored": "old"}, True), ({"stored": "new"}, False)):
-        drafter = Window(3, coupling="maximal", **setting)
+        drafter = window(3, coupling="maximal", **setting)
         config = DecoderConfig(tiny.llamagen(side=2), drafter, exact(), Sampling(), emitted_draws=2)
         out = decode(config, tiny.prompts(2), tiny.rng(2))
         assert (out.trace.emitted_tv.shape[1] == 0) == biased
-    assert not Window(3, coupling="gumbel", stored="old").shape.biased
+    assert not window(3, coupling="gumbel", stored="old").shape.biased
     cfg = configuration.compose(["method=sjd", "stored=old"])
     image: Any = SimpleNamespace(drafts=None, emitted_outside=None)
     assert [r.code for r in emitted_remarks(cfg, [image])] == ["emitted_not_drawn"]

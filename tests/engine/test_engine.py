@@ -16,9 +16,11 @@ from hostless import numbers_unknown
 from reachable import named, tensors, undeclared
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from windows import window
 
 from specbench import cli
 from specbench.decoding.batch import decode_stream, watched
+from specbench.decoding.drafters.built_in import BuiltIn
 from specbench.decoding.drafters.dflash import DFlash
 from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.dynamic import Eagle2
@@ -26,7 +28,6 @@ from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft, ZipAR
 from specbench.decoding.drafters.vvs import VVS
-from specbench.decoding.drafters.window import BuiltIn, Window
 from specbench.decoding.loop import DecoderConfig, Decoding, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Band, Mentored, Rule, cool, exact
@@ -47,17 +48,17 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "tree": lambda target: Eagle(tiny.eagle(target), parse(TREE)),
     "eagle2": lambda target: Eagle2(tiny.eagle(target, layers=2), nodes=6, depth=3, width=2),
     "vvs": lambda target: VVS(tiny.eagle(target), 5, 2, 2, "full", 2),
-    "built_in": lambda target: BuiltIn(4, "greedy"),
+    "built_in": lambda target: BuiltIn(4, opening="greedy"),
     "medusa": lambda target: Medusa(tiny.medusa(target), parse(TREE)),
     "dflash": lambda target: DFlash(tiny.dflash(target), chain_paths(3)),
     "dflash_tree": lambda target: DFlash(tiny.dflash(target), parse(TREE), deterministic=True),
     "draft_model": lambda target: DraftModel(tiny.llamagen(side=4, seed=5), 3),
-    "jacobi": lambda target: Window(4, match=True),
-    "sjd": lambda target: Window(4),
-    "sjd_vertical": lambda target: Window(6, "vertical_sample"),
-    "scd": lambda target: Window(4, coupling="gumbel"),
-    "sjd_pac": lambda target: Window(7, "horizontal_repeat", coupling="maximal", width=2, depth=3),
-    "height": lambda target: Window(7, coupling="height", width=2, depth=3),
+    "jacobi": lambda target: window(4, match=True),
+    "sjd": lambda target: window(4),
+    "sjd_vertical": lambda target: window(6, "vertical_sample"),
+    "scd": lambda target: window(4, coupling="gumbel"),
+    "sjd_pac": lambda target: window(7, "horizontal_repeat", coupling="maximal", width=2, depth=3),
+    "height": lambda target: window(7, coupling="height", width=2, depth=3),
     "zipar": lambda target: ZipAR(1, "overlap"),
     "rows": lambda target: tiny.Rows(3, 2),
 }
@@ -153,7 +154,7 @@ def test_no_row_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Decoding.step
     monkeypatch.setattr(Decoding, "step", lambda steps: (done.append(1), plain(steps))[1])
     encode, rng = some_of(conditioning(24, 1), 0)
-    config = DecoderConfig(target, Window(12), exact(), Sampling(temperature=0.3))
+    config = DecoderConfig(target, window(12), exact(), Sampling(temperature=0.3))
     batches = torch.arange(24).view(6, 4).tolist()
     lengths = [n for part in batches for n in decode(config, encode(part), rng(part)).steps.tolist()]
     in_batches = len(done)
@@ -178,7 +179,7 @@ def test_a_watcher_hears_of_every_step_and_nothing_is_read_for_it(monkeypatch: p
     assert heard == pytest.approx([2 * k / len(heard) for k in range(1, int(steps.max()) + 1)])
     for batch in (2, 3):
         heard.clear()
-        config = DecoderConfig(target, Window(12), exact(), Sampling(temperature=0.3))
+        config = DecoderConfig(target, window(12), exact(), Sampling(temperature=0.3))
         with watched(heard.append):
             for which, out in decode_stream(partial(Decoding, config), encode, rng, 6, batch):
                 assert len(which) / 2 < heard[-1] <= batch

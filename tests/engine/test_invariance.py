@@ -14,10 +14,10 @@ import tiny
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from windows import window
 
 import specbench
 from specbench.decoding import rules
-from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
@@ -146,7 +146,7 @@ def test_an_image_does_not_depend_on_the_slots_that_are_read(monkeypatch: pytest
     seen: list[int] = []
 
     def decoded(a: int, b: int) -> list[Tensor]:
-        config = DecoderConfig(target, Window(7), rules.exact(), Sampling(cfg_scale=2.0))
+        config = DecoderConfig(target, window(7), rules.exact(), Sampling(cfg_scale=2.0))
         out = decode(config, conditioning.rows(a, b), RandomStreams(keys[a:b]))
         return [out.tokens, out.steps, out.trace.log_prob]
 

@@ -11,9 +11,10 @@ import pytest
 import tiny
 import torch
 from torch import Tensor
+from windows import window
 
-from specbench.decoding.drafters.positions import COUPLINGS, INITS
-from specbench.decoding.drafters.window import Window, WindowState
+from specbench.decoding.drafters.sjd_window import COUPLINGS
+from specbench.decoding.drafters.window import INITS, Window, WindowState
 from specbench.decoding.loop import StepResult
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import Tree
@@ -122,28 +123,28 @@ CHAINS = [
 @pytest.mark.parametrize("coupling", COUPLINGS)
 def test_chains(coupling: str) -> None:
     for init in (init for init, other in CHAINS if other == coupling):
-        compare(Window(5, init, coupling=coupling), Grid(21, 19, grammar=init in INITS[1:4]))
+        compare(window(5, init, coupling=coupling), Grid(21, 19, grammar=init in INITS[1:4]))
 
 
 def test_trees() -> None:
     for init, coupling in zip(INITS, (*COUPLINGS, "maximal", "none")):
-        compare(Window(8, init, coupling=coupling, width=2, depth=3), Grid(21, 19, grammar=coupling == "none"))
+        compare(window(8, init, coupling=coupling, width=2, depth=3), Grid(21, 19, grammar=coupling == "none"))
 
 
 def test_variants() -> None:
     grid = Grid(21, 19, grammar=False)
-    compare(Window(4, refine=False), grid)
-    compare(Window(4, match=True), grid)
+    compare(window(4, refine=False), grid)
+    compare(window(4, match=True), grid)
     for coupling in ("maximal", "height"):
-        compare(Window(14, width=4, depth=3, tree="comb", coupling=coupling), grid)
+        compare(window(14, width=4, depth=3, tree="comb", coupling=coupling), grid)
 
 
 def test_released_codes() -> None:
     grid = Grid(21, 19, grammar=True)
-    compare(Window(3, fresh="point", plain_until=1, plain_from=-2), grid)
-    compare(Window(4, "vertical_sample", coupling="gumbel", fresh="point"), grid)
-    compare(Window(4, coupling="maximal", width=2, depth=2, stored="old", siblings="residual"), grid)
+    compare(window(3, fresh="point", plain_until=1, plain_from=-2), grid)
+    compare(window(4, "vertical_sample", coupling="gumbel", fresh="point"), grid)
+    compare(window(4, coupling="maximal", width=2, depth=2, stored="old", siblings="residual"), grid)
 
 
 def test_a_vocabulary_of_several_blocks() -> None:
-    compare(Window(4, "horizontal_sample", coupling="maximal", width=2, depth=2), Grid(4099, 4000, grammar=False))
+    compare(window(4, "horizontal_sample", coupling="maximal", width=2, depth=2), Grid(4099, 4000, grammar=False))

@@ -10,6 +10,7 @@ import pytest
 import tiny
 import torch
 from torch import Tensor
+from windows import window
 
 from specbench.audit.tabular import codes
 from specbench.decoding import rules, trees
@@ -19,7 +20,6 @@ from specbench.decoding.drafters.dynamic import Eagle2
 from specbench.decoding.drafters.eagle import Eagle as EagleDrafter
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.base import MEASURES, neighbours
@@ -146,10 +146,10 @@ DRAFTERS = {
     "eagle2": lambda family, model: Eagle2(head(model), nodes=9, depth=3, width=3),
     "dflash": lambda family, model: DFlash(tiny.dflash(model), trees.chain_paths(3)),
     "medusa": lambda family, model: Medusa(tiny.medusa(model, seed=6), trees.parse(BUSHY)),
-    "jacobi": lambda family, model: Window(3, match=True),
-    "sjd": lambda family, model: Window(3, init="vertical_sample"),
-    "scd": lambda family, model: Window(4, init="horizontal_repeat", coupling="gumbel"),
-    "sjd_pac": lambda family, model: Window(8, width=2, depth=3, coupling="maximal"),
+    "jacobi": lambda family, model: window(3, match=True),
+    "sjd": lambda family, model: window(3, init="vertical_sample"),
+    "scd": lambda family, model: window(4, init="horizontal_repeat", coupling="gumbel"),
+    "sjd_pac": lambda family, model: window(8, width=2, depth=3, coupling="maximal"),
 }
 SAMPLING = Sampling(temperature=0.9, cfg_scale=1.5)
 #: The drafters for each family. swin and simplear differ from lumina only in their networks' arithmetic, which the test

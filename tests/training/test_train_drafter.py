@@ -324,9 +324,9 @@ def test_mistakes_are_short_errors(tmp_path):
     same(before, load_file(shard))
     (out / "state" / "plan.json").write_text("{")
     assert "plan.json" in message()
-    drafter_cfg = {"drafter": "eagle", "window": 3, "drafter_weights": str(out)}
+    cfg = configuration.compose(["method=eagle_chain", "window=3", f"drafter_weights={out}"])
     with pytest.raises(UsageError, match="target"):
-        Pipeline.load(recipes.plan(["drafter=eagle"]).cfg.changed(**drafter_cfg))
+        Pipeline.load(cfg)
 
 
 def test_the_embedded_drafters_come_from_this_command(tmp_path):

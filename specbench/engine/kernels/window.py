@@ -30,7 +30,7 @@ _UNIFORM, _POINT, _PAST = tl.constexpr(-1), tl.constexpr(-2), tl.constexpr(-3)
 
 @triton.jit
 def _node(PATH, MAIN, FIRST_CHILD, length, previous, height, branching):
-    """See `Window._first_path`, at depth `previous`: the node whose distribution the position after it has. PATH
+    """See `PACWindow._first_path`, at depth `previous`: the node whose distribution the position after it has. PATH
     (height,) of one row."""
     node = tl.load(MAIN + previous)
     if previous < branching:

@@ -1,34 +1,76 @@
-"""The positions of a Jacobi window: how their tokens are drafted again, and how new ones begin."""
+"""The window of speculative Jacobi decoding: SJD (Teng et al. 2024, arXiv 2410.01699), SCD (arXiv 2510.24211) and SJD++
+(arXiv 2512.07503). Tokens of the last step are kept where a coupling of its distribution and the new one allows it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from specbench.decoding.rng import TAGS, RandomStreams, exponential
+from specbench.decoding.drafters.window import GUMBEL, KEEP, TOKEN, Renewed, Window, WindowState
+from specbench.decoding.rng import RandomStreams, exponential
 from specbench.decoding.rules.base import at, normalise, ratio
 from specbench.decoding.sampling import draw
-from specbench.decoding.verify import DRAFT
 from specbench.engine.ops import take
 
-INITS = (
-    "random",
-    "horizontal_repeat",
-    "vertical_repeat",
-    "horizontal_sample",
-    "vertical_sample",
-    "horizontal_mode",
-)
 COUPLINGS = ("none", "maximal", "gumbel", "height", "threshold")
-#: Tags of a step's random numbers. KEEP: whether a token is kept or, under height coupling, a new height.
-TOKEN, KEEP, INIT, SIBLING = range(DRAFT, DRAFT + 4)
-GUMBEL = TAGS - 1  # of step 0: the noise of a position is the same at every step
 
 
-# How a token is drafted again
+@dataclass(eq=False)
+class SJDWindow(Window):
+    """A `Window` whose positions keep tokens of the last step. coupling, tau: see `coupled`.
+
+    stored: the distribution of a token that maximal coupling keeps: this step's ("new"), or the one that it was drawn
+        from ("old", as in SCD's code), which is not exact.
+    """
+
+    coupling: str = "none"
+    tau: float = 0.5
+    stored: str = "new"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.keeps_old = self.stored == "old" and self.coupling == "maximal"
+        carries_over = self.refine or self.coupling in ("gumbel", "height")
+        biased = self.keeps_old or self.coupling == "threshold"
+        self.shape = replace(self.shape, carries_over=carries_over, biased=biased)
+
+    def _noise(self, state: WindowState, num_committed: Tensor) -> Tensor | None:
+        if self.coupling != "gumbel":
+            return None
+        return gumbel_noise(state.rng, num_committed[:, None] + self.ahead, state.probs.shape[-1])
+
+    def _redraw(
+        self, state: WindowState, known: Tensor, p: Tensor, previous: Tensor, step: Tensor, noise: Tensor | None
+    ) -> Renewed:
+        if noise is not None:
+            return Renewed(known, (p / noise).argmax(-1), p)
+        if self.coupling == "none":
+            return super()._redraw(state, known, p, previous, step, noise)
+        height = p.shape[1]
+
+        def numbers(tag: int) -> Tensor:
+            return state.rng.uniform(step, tag, height)
+
+        before = (previous + 1).clamp_max(height - 1)
+        previous_tokens = WindowTokens(
+            token=state.tokens.gather(1, before),
+            q=take(state.probs, before),
+            height=state.heights.gather(1, before) if self.coupling == "height" else state.heights,
+            exists=self.ahead < (known - 1)[:, None],  # the last known position has a distribution, but no token yet
+        )
+        token, keep = coupled(self.coupling, p, previous_tokens, self.tau, numbers)
+        if self.coupling == "height":
+            state.heights.copy_(next_heights(token, p, previous_tokens, keep, numbers(KEEP)))
+        return Renewed(known, token, torch.where(keep.unsqueeze(-1), previous_tokens.q, p) if self.keeps_old else p)
+
+    def _heights(self, state: WindowState) -> Tensor | None:
+        if self.coupling != "height":
+            return None
+        return F.pad(torch.where(self.choice == 0, state.heights[:, self.offsets], -1.0), (1, 0), value=-1.0)
 
 
 @dataclass
@@ -88,55 +130,3 @@ def renewed_heights(keep: Tensor, u: Tensor, fresh: Tensor, share: Tensor) -> Te
     """Heights of tokens y after a step from distribution q to p, as shares of p(y). Kept tokens (`keep`, bool) have the
     height u q(y); new ones a height from [q(y), p(y)), by a uniform number `fresh`. share: q(y) / p(y). All (B, H)."""
     return torch.where(keep, u * share, share + fresh * (1 - share))
-
-
-# How a position begins
-
-
-def sources(init: str, position: Tensor, last: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """The image position (B, H) from which a new position takes its token or distribution, and whether no such position
-    exists, so that the position starts at random. last (B, 1): the last position that holds something; side: positions
-    in a row of the image.
-
-    "random" is uniform over the codes. "horizontal_..." and "vertical_..." take the nearest known position to the left
-    or above: "_repeat" its token (a point mass), "_sample" a token drawn from its distribution, and "_mode" the most
-    probable token of its distribution (a point mass), as in SJD's code.
-    """
-    if init == "random":
-        return position, torch.ones_like(position, dtype=torch.bool)
-    if init.startswith("horizontal"):
-        start = position - position % side
-        return torch.maximum(start, last), last < start
-    up = (position - last + side - 1) // side * side
-    return torch.where(position < up, position % side, position - up), position < up
-
-
-@dataclass
-class Renewed:
-    """A window after a step: tokens (B, H) and the distributions probs (B, H, V) that they were drawn from. Only the
-    first `known` (B,) positions count."""
-
-    known: Tensor
-    tokens: Tensor
-    probs: Tensor
-
-
-def repeated(
-    renewed: Renewed, source: Tensor, orphan: Tensor, anything: Tensor, history: Tensor, num_committed: Tensor
-) -> Tensor:
-    """Tokens (B, H) that repeat the tokens of their sources; positions without a source get `anything` (B, H). history
-    (B, *): the committed tokens, `num_committed` (B,) of them."""
-    begin = num_committed[:, None]
-    inside = (source - begin).clamp(0, renewed.tokens.shape[1] - 1)
-    earlier = history.gather(1, source.clamp(0, history.shape[1] - 1))
-    tokens = torch.where(source < begin, earlier, renewed.tokens.gather(1, inside))
-    return torch.where(orphan, anything, tokens)
-
-
-def source_probs(renewed: Renewed, source: Tensor, past: Tensor, num_committed: Tensor) -> Tensor:
-    """The distributions (B, H, V) of the source positions. past (B, K, V): the distributions of the last K committed
-    positions."""
-    offset, size = source - num_committed[:, None], past.shape[1]
-    earlier = take(past, (offset + size).clamp(0, size - 1))
-    inside = take(renewed.probs, offset.clamp(0, renewed.probs.shape[1] - 1))
-    return torch.where(offset.unsqueeze(-1) < 0, earlier, inside)
