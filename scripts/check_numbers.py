@@ -70,7 +70,7 @@ from specbench.errors import UsageError
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import as_cells, has_runs, read_rows
 from specbench.storage.csv_text import csv_text
-from specbench.tables import catalog, matched, measure
+from specbench.tables import catalog, matched, table_runs
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ROOT / "specbench/tables/published"
@@ -179,10 +179,10 @@ class Rows:
             return table
         return table[table.model == (model or catalog.TABLES[file].model)]
 
-    def _plan(self, table: str) -> measure.TablePlan:
+    def _plan(self, table: str) -> table_runs.TablePlan:
         name, _, model = table.partition(".")
         requested = catalog.TABLES[name]
-        return measure.plan(requested, model or requested.model, None, self.results)
+        return table_runs.plan(requested, model or requested.model, None, self.results)
 
     def lines(self, table: str) -> Lines:
         return Lines(self, table)

@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from specbench.audit import recipes, verdicts
+from specbench.audit import model_recipes, verdicts
 from specbench.config import parameters
 from specbench.errors import UsageError
 from specbench.rows.columns import SHOWN, stderr_of
@@ -32,7 +32,7 @@ from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import Column, TableFigure, row_column
 from specbench.tables.figures import point
 from specbench.tables.layout import doubts
-from specbench.tables.measure import TablePlan
+from specbench.tables.table_runs import TablePlan
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLING = ("cfg_scale", "temperature", "top_k", "top_p")
@@ -184,7 +184,7 @@ def table_of_audit() -> str:
     body = [["method", "rows", "TV on tables", "TV on real classes", "KS of continuous tokens", "smallest p-value"]]
     for method in sorted({row["method"] for row in rows}):
         matches = [row for row in rows if row["method"] == method]
-        real = [row for row in matches if row["model"] in recipes.TINY]
+        real = [row for row in matches if row["model"] in model_recipes.TINY]
         tables = [row for row in matches if row["V"] and row not in real]
         whole = verdict(matches)
         distances = [_distance(group, whole, "tv_low", "tv_high") for group in (tables, real)]

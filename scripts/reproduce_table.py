@@ -21,7 +21,7 @@ from specbench.storage.files import format_size
 from specbench.tables import forecast
 from specbench.tables.catalog import TABLES
 from specbench.tables.forecast import DryRun
-from specbench.tables.measure import TablePlan, plan
+from specbench.tables.table_runs import TablePlan, plan
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/reproduce.md"

@@ -10,7 +10,7 @@ import pytest
 
 from specbench import metrics
 from specbench.config import parameters
-from specbench.harness import sheet
+from specbench.harness import contact_sheet
 from specbench.metrics import Score, base
 from specbench.rows.remark import free
 from specbench.storage import origin
@@ -60,6 +60,6 @@ def light_metrics(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The metrics whose weights exist -> the version of the weights."""
     here = dict.fromkeys(("fid", "fid_clean", "clip_b16", "clip_b32", "image_reward", "kid"), "1")
     monkeypatch.setattr(metrics, "metric", lambda name, context: Light(name, context, here))
-    monkeypatch.setattr(sheet, "save", lambda path, *_: path.touch())
+    monkeypatch.setattr(contact_sheet, "save", lambda path, *_: path.touch())
     monkeypatch.setattr(origin, "_output", lambda *command: "")  # of git, some hundred times
     return here

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from specbench.audit import densities, models, statistics, theorem
-from specbench.audit.arguments import COLUMNS
+from specbench.audit.audit_arguments import COLUMNS
 from specbench.audit.audit_text import described
 from specbench.audit.densities import DensityMethod, DensityPair
+from specbench.audit.levels import MARGIN
 from specbench.audit.models import TabularModel
 from specbench.audit.tabular import TabularDrafter
-from specbench.audit.thresholds import MARGIN
 from specbench.audit.verdicts import Counted, Exercised, LargestDistance, Progress, in_stages, of_first_draft
 from specbench.config.run_config import RunConfig
 from specbench.decoding.batch import Decoded

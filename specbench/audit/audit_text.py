@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from specbench.audit import densities, models, recipes, sizes, verdicts
-from specbench.audit.arguments import COLUMNS
+from specbench.audit import densities, model_recipes, models, sizes, verdicts
+from specbench.audit.audit_arguments import COLUMNS
 from specbench.audit.densities import DensityPair
+from specbench.audit.levels import FURTHER, LEVEL, ROUNDING
 from specbench.audit.models import Subject
-from specbench.audit.thresholds import FURTHER, LEVEL, ROUNDING
 from specbench.audit.verdicts import REJECTION, Exercised
 from specbench.config import parameters
 from specbench.config.run_config import RunConfig
@@ -94,7 +94,7 @@ def _unexercised(row: Mapping[str, Any]) -> Iterator[str]:
     depth, length = Exercised.read(row["exercised"]).depth, row["T"]
     names = {word.split("=")[0] for word in row["parameters"].split()}
     named = ", ".join(f"{name}=" for name in sizes.SIZES if name in names)
-    built_in: Mapping[str, Any] = recipes.DENSITIES if row["dim"] else recipes.TABLES
+    built_in: Mapping[str, Any] = model_recipes.DENSITIES if row["dim"] else model_recipes.TABLES
     longest = max(built_in, key=lambda name: built_in[name].length)
     if depth <= length - _AFTER:
         ways = ["draw more sequences (audit.samples=)", f"leave out audit.model=, {named} to try several"]

@@ -21,8 +21,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from specbench.audit import recipes, statistics
-from specbench.audit.recipes import DensityRecipe
+from specbench.audit import model_recipes, statistics
+from specbench.audit.model_recipes import DensityRecipe
 from specbench.audit.verdicts import Counted, Exercised, Progress, of_first_draft
 from specbench.config.run_config import RunConfig
 from specbench.decoding.continuous import ContinuousRule, ContinuousSession, decode
@@ -115,7 +115,7 @@ class DensityPair:
 
 
 def built_in(name: str) -> DensityPair:
-    recipe = recipes.DENSITIES[name]
+    recipe = model_recipes.DENSITIES[name]
     weights, noise = _weights(recipe, recipe.seed), _weights(recipe, 100 + recipe.seed)
     weights["level"] = weights["level"] + torch.linspace(
         math.log(0.25), math.log(0.5), recipe.steps

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.audit import recipes
+from specbench.audit import model_recipes
 from specbench.audit.statistics import Marginal, filtered, of_grams, of_sequence
 from specbench.audit.tabular import (
     Tables,
@@ -149,7 +149,7 @@ class TabularModel:
 
 
 def built_in(name: str) -> TabularModel:
-    r = recipes.TABLES[name]
+    r = model_recipes.TABLES[name]
     p = random_tables(r.vocab, r.length, r.seed, r.sharpness, order=r.order)
     q = random_tables(r.vocab, r.length, 100 + r.seed, r.sharpness, near=p, distance=r.distance, order=r.order)
     codebook = torch.randn(r.vocab, 4, generator=torch.Generator().manual_seed(200 + r.seed))

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specbench.audit import audit, densities, models, recipes, sizes, tiny
-from specbench.audit.arguments import ARGUMENTS, COLUMNS, FEWEST, SAMPLES, SLOWER, WORTHWHILE
+from specbench.audit import audit, densities, model_recipes, models, sizes, tiny
 from specbench.audit.audit import Measurement, Subject, assemble
+from specbench.audit.audit_arguments import ARGUMENTS, COLUMNS, FEWEST, SAMPLES, SLOWER, WORTHWHILE
 from specbench.audit.audit_text import described, name_of
 from specbench.audit.densities import DensityPair
+from specbench.audit.levels import MARGIN
 from specbench.audit.models import TabularModel
-from specbench.audit.thresholds import MARGIN
 from specbench.audit.tiny import TinyModel
 from specbench.config import command_line, configuration, parameters, registry, variants
 from specbench.config.run_config import RunConfig
@@ -30,7 +30,7 @@ _INSTEAD = {"n": "audit.samples", "seed": "audit.seed", "model": "audit.model or
 
 
 def _discrete() -> tuple[str, ...]:
-    return *recipes.TABLES, *recipes.TINY
+    return *model_recipes.TABLES, *model_recipes.TINY
 
 
 _KIND = {False: "discrete tokens", True: "continuous tokens"}
@@ -125,10 +125,10 @@ def _sorted_out(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     settings = {name: ARGUMENTS[name].from_text(name, text) for name, text in texts.items()}
     overrides = [argument for argument in arguments if argument not in audit_arguments]
     for key in map(_key, overrides):
-        if key == "cfg_scale" and settings.get("audit.model") not in recipes.TINY:
+        if key == "cfg_scale" and settings.get("audit.model") not in model_recipes.TINY:
             raise UsageError(
                 "only models of real classes have guidance: leave cfg_scale= out, or use"
-                f" audit.model={next(iter(recipes.TINY))}"
+                f" audit.model={next(iter(model_recipes.TINY))}"
             )
         own_keys = ("method", "variant", *parameters.PARTS, "cfg_scale")
         if key.startswith(("hydra.", "hydra/")) or (key in _of_a_run() and key not in own_keys):
@@ -151,13 +151,13 @@ def chosen_models(settings: Mapping[str, Any], kinds: Sequence[bool]) -> list[Su
         raise UsageError("audit.tables and audit.model name two different models: give one of them")
     if "audit.tables" in settings:
         return [models.load(settings["audit.tables"])]
-    names_of = {False: _discrete(), True: tuple(recipes.DENSITIES)}
+    names_of = {False: _discrete(), True: tuple(model_recipes.DENSITIES)}
     names = (*names_of[False], *names_of[True])
     if name := settings.get("audit.model"):
         if name not in names_of[False] + names_of[True]:
             raise unknown("audit.model", name, [n for kind in kinds for n in names_of[kind]])
         names = (name,)
-    modules = {**dict.fromkeys(recipes.TINY, tiny), **dict.fromkeys(recipes.DENSITIES, densities)}
+    modules = {**dict.fromkeys(model_recipes.TINY, tiny), **dict.fromkeys(model_recipes.DENSITIES, densities)}
     return [modules.get(name, models).built_in(name) for name in names]
 
 
@@ -193,7 +193,7 @@ def _jobs(
     if suited := _suited(chosen, kinds):
         return list(audits(arguments, suited))
     [named], [continuous] = chosen, kinds
-    names = recipes.DENSITIES if continuous else _discrete()
+    names = model_recipes.DENSITIES if continuous else _discrete()
     raise UsageError(
         f"{named.name} is a model of {_KIND[not continuous]}, and the method is for {_KIND[continuous]};"
         f" use audit.model={', '.join(names)}"

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specbench.audit import recipes
+from specbench.audit import model_recipes
 from specbench.audit.statistics import Marginal, filtered, of_sequence
 from specbench.audit.tabular import Tables
 from specbench.config import registry
@@ -106,7 +106,7 @@ class TinyModel:
         """The random network that a drafter declares; a loaded model has the same method."""
         network = registry.network(name)
         loader = pkgutil.resolve_name(network.loader)(self, network.folder)
-        factor = _FACTORS.get(network.folder, recipes.TINY[self.name] if network.folder == "draft" else 1.0)
+        factor = _FACTORS.get(network.folder, model_recipes.TINY[self.name] if network.folder == "draft" else 1.0)
         return _random(loader.untrained, loader.seed, factor).to(self.target.output.weight.device)
 
     def smaller(self) -> Language:
@@ -169,4 +169,4 @@ class TinyModel:
 
 @cache
 def built_in(name: str) -> TinyModel:
-    return TinyModel(name, _random(partial(_TARGETS[name], 2), 1, recipes.TINY[name]))
+    return TinyModel(name, _random(partial(_TARGETS[name], 2), 1, model_recipes.TINY[name]))

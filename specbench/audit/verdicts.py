@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.audit.thresholds import DOUBT, FURTHER, LEVEL, ROUNDING
+from specbench.audit.levels import DOUBT, FURTHER, LEVEL, ROUNDING
 from specbench.decoding.emitted import Emitted
 from specbench.decoding.trace import StepStats
 from specbench.engine.ops import take

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from specbench.bench import floor
+from specbench.bench.benchmark import position_of
 from specbench.bench.devices import Device
-from specbench.bench.measure import position_of
 from specbench.bench.shapes import DEVICE, Shapes, shapes
 from specbench.config.run_config import RunConfig
 from specbench.decoding.continuous import Conditions, GenerationOrder

@@ -137,7 +137,7 @@ def resume(line: CommandLine) -> int:
 def _suite(folder: Path, line: CommandLine) -> int:
     from specbench.cli import tables
     from specbench.tables.collect import Bench
-    from specbench.tables.measure import in_folder
+    from specbench.tables.table_runs import in_folder
 
     if line.others:
         raise UsageError(f"a suite continues as it was started: leave {line.others[0]} out")

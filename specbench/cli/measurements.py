@@ -23,10 +23,10 @@ if TYPE_CHECKING:
         "--all": Argument("flag", "every preset; a parameter applies to the presets that have it and accept the value"),
         "--variants": Argument("flag", "also every variant of the presets that have variants"),
     },
-    others=["specbench.audit.arguments:ARGUMENTS", "specbench.config.parameters:table"],
+    others=["specbench.audit.audit_arguments:ARGUMENTS", "specbench.config.parameters:table"],
     tables={
-        "arguments, as name=value:": "specbench.audit.arguments:ARGUMENTS",
-        "columns:": "specbench.audit.arguments:COLUMNS",
+        "arguments, as name=value:": "specbench.audit.audit_arguments:ARGUMENTS",
+        "columns:": "specbench.audit.audit_arguments:COLUMNS",
     },
 )
 def audit(line: CommandLine) -> int:
@@ -155,17 +155,17 @@ def _jobs(line: CommandLine, overrides: Sequence[str], title: str) -> Iterator[R
 def _measured(line: CommandLine, overrides: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
     """The rows of the jobs, printed and added to the file, and the exit code. A job that other processes disturbed has
     no row, and does not stop the others."""
-    from specbench.bench import floor, measure
+    from specbench.bench import benchmark, floor
     from specbench.bench.benchmark_rows import ROWS, describe, row
 
     out, rows, code = line["out"], [], 0
     if out is not None:
         ROWS.read(out)  # a file with other content is refused before the measurement starts
     chosen = {name: line[f"bench.{name}"] for name in ("steps", "context", "nodes", "images")}
-    plan = measure.BenchPlan(forced=line["forced_accept"], **chosen)
+    plan = benchmark.BenchPlan(forced=line["forced_accept"], **chosen)
     for cfg in _jobs(line, overrides, "bench"):
         try:
-            rows.append(row(cfg, measure.measure(cfg, plan), plan.forced))
+            rows.append(row(cfg, benchmark.measure(cfg, plan), plan.forced))
         except RunError as error:
             with tqdm.external_write_mode():
                 code = fail(f"{cfg.method} on {cfg.model}, batch {cfg.batch}: {error}", FAILED)

@@ -316,9 +316,9 @@ def is_grid(folder: Path) -> bool:
 def in_folder(folder: Path) -> Plan[Any]:
     """The runs of the suite or of the grid in a folder."""
     if is_suite(folder):
-        from specbench.tables import measure
+        from specbench.tables import table_runs
 
-        return measure.plan_suite(measure.in_folder(folder), folder)
+        return table_runs.plan_suite(table_runs.in_folder(folder), folder)
     from specbench.config import configuration
 
     arguments = [*arguments_of(folder), f"out={command_line.quoted(str(folder))}"]

@@ -20,12 +20,12 @@ from specbench.errors import RunError, UsageError, plain, unknown, values
 from specbench.harness.planned import PlannedRun
 from specbench.storage import home
 from specbench.storage.files import locked
-from specbench.tables import catalog, measure, render
+from specbench.tables import catalog, render, table_runs
 from specbench.tables.catalog import TABLES, Source
 from specbench.tables.collect import Bench, collect
 from specbench.tables.definitions import DEFAULT_MODEL, Suite, Table
 from specbench.tables.layout import TableSheet
-from specbench.tables.measure import plan, plan_suite
+from specbench.tables.table_runs import plan, plan_suite
 
 
 def by_default() -> list[Table]:
@@ -205,7 +205,7 @@ def suite(line: CommandLine, bench: Bench | None = None) -> int:
         from specbench.tables import forecast
 
         todo = plan_suite(chosen, out)
-        measure.check_folder(chosen, out)
+        table_runs.check_folder(chosen, out)
         words = [line.words[0], *line.others]
         command = f"specbench suite{parameters.including_flags()} {shlex.join(words)}"
         text, mistake = forecast.report(f"{todo.title} in {out}", todo.runs, command, line["device_for"])
@@ -221,8 +221,8 @@ def execute(
 ) -> int:
     """Executes the missing runs of a suite in its folder, and draws its table."""
     todo = plan_suite(suite, out)
-    with locked(out, lambda: measure.check_folder(suite, out)):
-        measure.write_definition(suite, out)
+    with locked(out, lambda: table_runs.check_folder(suite, out)):
+        table_runs.write_definition(suite, out)
         for text in todo.left_out:
             say(f"{todo.title}: {text}")
         count = len(todo.runs)
@@ -233,7 +233,7 @@ def execute(
             raise KeyboardInterrupt(f"{str(e) or 'stopped'}; to continue: {todo.command}") from None
         draw(*render.files(done, todo.command, out, formats, STEM, f"{STEM}_cells.csv"))
         if len(done.missing) < count:
-            print(f"wrote {out / measure.SUITE_ROWS}")
+            print(f"wrote {out / table_runs.SUITE_ROWS}")
     code = 0 if no_run else code_of(done.runs)
     if done.failed is not None:
         raise done.failed

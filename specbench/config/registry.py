@@ -40,7 +40,7 @@ class DrafterNetwork:
     name the drafter whose file declares it: `network: eagle`.
 
     folder: name of its folder next to a real target's weights; stem: its kind in the file's metadata and its name among
-    the embedded weights (default: the folder's name); loader: a `models.loading.drafters.NetworkLoader`, if the
+    the embedded weights (default: the folder's name); loader: a `NetworkLoader`, if the
     target's bundle does not load the network itself; training: a `models.supervision.Training`, if `specbench train`
     trains it; method: the preset that uses the trained network; variants: names of further embedded weights, from
     another training or length of training. Classes are given as "module:name"."""

@@ -28,7 +28,7 @@ from specbench import data
 from specbench.config import indices, missing_weights, parameters, registry
 from specbench.config.run_config import RunConfig
 from specbench.errors import MissingFilesError, RunError, UsageError
-from specbench.harness import cluster, row, scoring, sheet
+from specbench.harness import cluster, contact_sheet, row, scoring
 from specbench.harness.execution import Execution
 from specbench.harness.folder import (
     RunFolder,
@@ -363,9 +363,9 @@ def _finish(
     if unchanged:
         LOG.info("nothing left to do")
     else:
-        cells = sheet.cells(config.method, records)
+        cells = contact_sheet.cells(config.method, records)
         title, quality = report_text.title(columns, config, len(cells)), report_text.quality(columns, config)
-        sheet.save(folder.sheet, title, cells, quality)
+        contact_sheet.save(folder.sheet, title, cells, quality)
         LOG.info("row written to %s", folder.row)
     return RunOutcome(columns, config, folder, unchanged)
 

@@ -27,7 +27,7 @@ from specbench.engine.ops import Kernels, KVCache, linear
 from specbench.errors import UsageError
 from specbench.models import eagle
 from specbench.models.language import Language
-from specbench.models.loading.drafters import NetworkLoader
+from specbench.models.loading.drafter_networks import NetworkLoader
 from specbench.models.supervision import Batch, DraftLogits, Training
 from specbench.models.transformer import (
     Attention,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from specbench.engine.ops import linear, silu
 from specbench.models.language import Language
 from specbench.models.loading import naming, official
-from specbench.models.loading.drafters import NetworkLoader
+from specbench.models.loading.drafter_networks import NetworkLoader
 from specbench.models.supervision import Batch, DraftLogits, Training
 from specbench.models.unified import Unified
 

@@ -14,7 +14,7 @@ from specbench.rows.csv_files import as_cells, to_csv
 from specbench.storage.csv_text import csv_text
 from specbench.storage.files import write_atomically
 from specbench.tables.definitions import Panel
-from specbench.tables.measure import SUITE_ROWS, Group, TablePlan, TableRun
+from specbench.tables.table_runs import SUITE_ROWS, Group, TablePlan, TableRun
 
 
 class Bench:
@@ -27,9 +27,9 @@ class Bench:
 
             return benchmark_rows.probe(run.config)
         if run.rows_of == "bench":
-            from specbench.bench import benchmark_rows, measure
+            from specbench.bench import benchmark, benchmark_rows
 
-            return benchmark_rows.row(run.config, measure.measure(run.config, measure.BenchPlan(images=0)))
+            return benchmark_rows.row(run.config, benchmark.measure(run.config, benchmark.BenchPlan(images=0)))
         from specbench.harness.run import run as run_it
 
         return run_it(run.config, run.folder).row

@@ -20,7 +20,7 @@ from specbench.rows.shown import common_machine, doubt, elsewhere
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import Column, Line, Table, TableTest, row_column
 from specbench.tables.literature import DRAFTERS, PublishedRow
-from specbench.tables.measure import compared_row
+from specbench.tables.table_runs import compared_row
 
 #: Half a 95 % interval, in standard errors: scipy.special.ndtri(0.975), whose import takes half a second.
 NORMAL95 = 1.959963984540054

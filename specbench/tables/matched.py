@@ -18,7 +18,7 @@ from specbench.storage import figure_files
 from specbench.tables import figures
 from specbench.tables.definitions import Column, Panel, row_column
 from specbench.tables.layout import Header, Notes, TableCell, TableEntry, TableSheet, comparable, facts
-from specbench.tables.measure import TablePlan
+from specbench.tables.table_runs import TablePlan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

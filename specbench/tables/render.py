@@ -11,9 +11,9 @@ from pathlib import Path
 
 from specbench.errors import UsageError, unknown
 from specbench.storage.files import write_atomically
-from specbench.tables import figures, matched, sheet
+from specbench.tables import figures, filled, matched
 from specbench.tables.layout import TableCell, TableSheet
-from specbench.tables.measure import TablePlan
+from specbench.tables.table_runs import TablePlan
 
 _ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
 _LATEX = {
@@ -191,7 +191,7 @@ def files(
     if todo.table.matched and not todo.suite.baseline:
         drawn = matched.build(todo, command)
     else:
-        drawn, table, rows = sheet.build(todo, command)
+        drawn, table, rows = filled.build(todo, command)
 
     def written() -> Iterator[Path]:
         for name in formats:

@@ -11,7 +11,7 @@ import torch
 from specbench.config import registry
 from specbench.config.run_config import RunConfig
 from specbench.models.eagle import EagleNetwork
-from specbench.models.loading import checkpoints, drafters
+from specbench.models.loading import checkpoints, drafter_networks
 from specbench.models.loading.official import open_source
 from specbench.storage.files import write_atomically
 
@@ -23,10 +23,10 @@ def converted(cfg: RunConfig, out: Path) -> list[Path]:
     """Writes the EAGLE drafter at drafter_weights= of a run's configuration in the other layout into the folder `out`.
     Returns the files. Only the shape of the target is used. Raises UsageError for other drafters."""
     head, dtype = _stored(cfg)
-    if drafters.specbench_file(_path(cfg)) is None:
+    if drafter_networks.specbench_file(_path(cfg)) is None:
         checkpoints.save(head, out / registry.DRAFTER_FILE, "eagle", dtype)
         return [out / registry.DRAFTER_FILE]
-    config, tensors = drafters.exported(head, dtype)
+    config, tensors = drafter_networks.exported(head, dtype)
     file = io.BytesIO()
     torch.save(tensors, file)
     for name, content in zip(LANTERN_FILES, (json.dumps(config, indent=1).encode(), file.getvalue()), strict=True):

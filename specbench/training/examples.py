@@ -32,7 +32,7 @@ from specbench.models.supervision import Batch
 from specbench.storage import image_files
 from specbench.storage.files import format_size, sha256, sha256_file, write_atomically
 from specbench.training.dataset import Dataset, LiveDataset
-from specbench.training.prompts import ExamplePrompt, pairs
+from specbench.training.example_prompts import ExamplePrompt, pairs
 from specbench.training.recipes import TrainingPlan
 from specbench.training.trainer import Processes
 

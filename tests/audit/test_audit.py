@@ -13,13 +13,13 @@ import pytest
 import torch
 from scipy import stats
 
-from specbench.audit import audit, audit_text, densities, models, recipes, statistics, theorem, verdicts
-from specbench.audit.arguments import COLUMNS
+from specbench.audit import audit, audit_text, densities, model_recipes, models, statistics, theorem, verdicts
 from specbench.audit.audit import assemble, measure
+from specbench.audit.audit_arguments import COLUMNS
+from specbench.audit.levels import LEVEL
 from specbench.audit.models import built_in
 from specbench.audit.statistics import Marginal, of_sequence
 from specbench.audit.tabular import TabularDrafter, TabularGrower, codes, random_tables, sequence_probs
-from specbench.audit.thresholds import LEVEL
 from specbench.audit.verdicts import Exercised
 from specbench.config import configuration
 from specbench.decoding import rules
@@ -147,7 +147,7 @@ def test_mean_and_its_interval() -> None:
 
 
 def test_a_built_in_model_is_a_fair_test() -> None:
-    for name in recipes.TABLES:
+    for name in model_recipes.TABLES:
         model = built_in(name)
         assert all(len(m.probs) <= 1 << 16 for m in model.marginals(Sampling()))
         assert len(model.codebook()) == model.vocab

@@ -12,12 +12,12 @@ import pytest
 import torch
 from test_audit import drawn
 
-from specbench.audit import densities, recipes, sizes, statistics, tiny
+from specbench.audit import densities, model_recipes, sizes, statistics, tiny
 from specbench.audit.audit import assemble, measure
+from specbench.audit.levels import LEVEL
 from specbench.audit.models import Subject, built_in
 from specbench.audit.statistics import filtered, of_grams, of_sequence
 from specbench.audit.tabular import random_tables, sequence_probs
-from specbench.audit.thresholds import LEVEL
 from specbench.audit.verdicts import verdict
 from specbench.config import configuration
 from specbench.decoding import rules
@@ -149,7 +149,7 @@ def test_a_mistake_with_continuous_tokens_changes_the_decoded_sequences() -> Non
     """Three such mutants no longer matched the code that they patch."""
     audits, mistakes = {}, [mutant for mutant in mutants.NAMED.values() if mutant.method.startswith("cspd")]
     for method in {mutant.method for mutant in mistakes}:
-        names = recipes.DENSITIES if method == "cspd" else ("d2t3",)
+        names = model_recipes.DENSITIES if method == "cspd" else ("d2t3",)
         jobs = mutants.jobs(method, [densities.built_in(name) for name in names])
         audits[method] = [(job, mutants.decoded(job)) for job in jobs]
     for mutant in mistakes:
@@ -181,7 +181,7 @@ def test_long_sequences_are_lossless(name: str) -> None:
 
 
 @pytest.mark.usefixtures("rows_together")
-@pytest.mark.parametrize("name", recipes.TINY)
+@pytest.mark.parametrize("name", model_recipes.TINY)
 def test_a_real_model_has_the_distribution_that_it_is_compared_with(name: str) -> None:
     model = tiny.built_in(name)
     [whole] = model.marginals(Sampling(cfg_scale=2.0))

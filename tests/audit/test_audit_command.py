@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from commands import Call, cells_of, refused
 
-from specbench.audit import audit, densities, recipes
-from specbench.audit.arguments import COLUMNS
+from specbench.audit import audit, densities, model_recipes
+from specbench.audit.audit_arguments import COLUMNS
 from specbench.audit.models import built_in
 from specbench.audit.tabular import random_tables
 from specbench.config import parameters, variants
@@ -50,7 +50,7 @@ def arrays(vocab: int = 3, length: int = 3) -> dict[str, np.ndarray]:
 
 
 def test_an_audit_prints_a_table_and_writes_it(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipes, "TINY", {})
+    monkeypatch.setattr(built_in, "TINY", {})
     words = "method=sd window=2 temperature=0.7 audit.samples=2e3 audit.seed=3 audit.margin=1 out=a/b.csv"
     code, out, err = call(*words.split())
     assert code == 0
@@ -59,13 +59,15 @@ def test_an_audit_prints_a_table_and_writes_it(call: Call, tmp_path: Path, monke
     assert "depths 1 to 2: " in exercised
     columns = ["method", "drafter", "rule", "model"]
     assert head.split() == [*columns, *list(COLUMNS)[1 : list(COLUMNS).index("verdict") + 1]]
-    assert [line.split()[:4] for line in lines] == [["sd", "draft_model", "exact", name] for name in recipes.TABLES]
+    assert [line.split()[:4] for line in lines] == [
+        ["sd", "draft_model", "exact", name] for name in model_recipes.TABLES
+    ]
     assert all(line.endswith("  lossless") for line in lines)
     assert wrote == "wrote a/b.csv"
     assert "sd on v2t10" in err
     rows = cells_of(tmp_path / "a/b.csv")
     assert list(rows[0]) == list(COLUMNS)
-    sizes = [(name, str(built_in(name).vocab), str(built_in(name).length)) for name in recipes.TABLES]
+    sizes = [(name, str(built_in(name).vocab), str(built_in(name).length)) for name in model_recipes.TABLES]
     assert [(r["model"], r["V"], r["T"], r["samples"], r["seed"]) for r in rows] == [(*s, "2000", "3") for s in sizes]
     assert rows[0]["parameters"] == "window=2 temperature=0.7 top_k=null top_p=1.0"
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["b.csv"]
@@ -142,9 +144,9 @@ def only_methods(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 
 def test_every_preset_can_be_audited(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipes, "TABLES", {"v3t5": recipes.TABLES["v3t5"]})
-    monkeypatch.setattr(recipes, "DENSITIES", {"d2t4": recipes.DENSITIES["d2t4"]})
-    monkeypatch.setattr(recipes, "TINY", {})
+    monkeypatch.setattr(built_in, "TABLES", {"v3t5": model_recipes.TABLES["v3t5"]})
+    monkeypatch.setattr(built_in, "DENSITIES", {"d2t4": model_recipes.DENSITIES["d2t4"]})
+    monkeypatch.setattr(built_in, "TINY", {})
     code, out, err = call("--all", "audit.samples=1000", "audit.margin=1", "out=all.csv")
     assert code == 1
     rows = cells_of(tmp_path / "all.csv")
@@ -199,7 +201,7 @@ def test_a_method_of_vectors(call: Call, tmp_path: Path) -> None:
     rows = cells_of(tmp_path / "a.csv")
     assert list(rows[0]) == list(COLUMNS)
     verdicts = [(r["model"], r["dim"], r["verdict"]) for r in rows]
-    assert verdicts == [(name, name[1], "not refuted") for name in recipes.DENSITIES]
+    assert verdicts == [(name, name[1], "not refuted") for name in model_recipes.DENSITIES]
     assert len(out.splitlines()) == 1 + len(rows) + 6
     assert rows[0]["parameters"] == (
         "gamma=1 prefill=0.3 align=false criterion=path verify=causal on_reject=stop inner_temperature=1.0 tries=1"

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from specbench.audit import densities, recipes, statistics, verdicts
-from specbench.audit.arguments import COLUMNS
+from specbench.audit import densities, model_recipes, statistics, verdicts
 from specbench.audit.audit import measure
+from specbench.audit.audit_arguments import COLUMNS
 from specbench.audit.densities import alone, assemble, built_in
-from specbench.audit.thresholds import LEVEL
+from specbench.audit.levels import LEVEL
 from specbench.config import configuration
 from specbench.decoding import continuous
 from specbench.decoding.continuous import ContinuousRule
@@ -55,7 +55,7 @@ def test_the_energy_distance_and_its_noise() -> None:
 
 
 def test_the_models_differ_where_a_mistake_could_hide() -> None:
-    pairs = [built_in(name) for name in recipes.DENSITIES]
+    pairs = [built_in(name) for name in model_recipes.DENSITIES]
     assert sorted(p.dim for p in pairs) == [1, 1, 2, 2]
     assert [p.name for p in pairs] == [f"d{p.dim}t{p.length}" for p in pairs]
     assert {p.length for p in pairs} == {3, 4, 5}
@@ -64,7 +64,7 @@ def test_the_models_differ_where_a_mistake_could_hide() -> None:
     assert (min(steps), max(steps)) == (4, 8)
 
 
-@pytest.mark.parametrize("name", recipes.DENSITIES)
+@pytest.mark.parametrize("name", model_recipes.DENSITIES)
 def test_a_built_in_model_is_a_fair_test(name: str) -> None:
     """The variances depend on condition and step. The conditions depend on tokens, on their positions and on the
     token's own position. The drafter is another model, and every call gives the same values."""
@@ -104,7 +104,7 @@ def test_a_built_in_model_is_a_fair_test(name: str) -> None:
 
 
 def test_a_drafter_is_poor_and_the_others_are_not() -> None:
-    rates = {name: row_of(name, 1000)["acceptance_rate"] for name in recipes.DENSITIES}
+    rates = {name: row_of(name, 1000)["acceptance_rate"] for name in model_recipes.DENSITIES}
     assert rates.pop("d2t3") < 0.25
     assert all(0.45 < rate < 0.75 for rate in rates.values())
 
@@ -128,7 +128,7 @@ def test_what_the_target_draws_by_itself() -> None:
 
 
 def test_every_token_pair_and_direction_is_compared() -> None:
-    for name in recipes.DENSITIES:
+    for name in model_recipes.DENSITIES:
         pair = built_in(name)
         drawn = alone(pair.target, ContinuousRule(), 50, 0)
         compared = torch.stack(list(densities.numbers(drawn)))
@@ -173,7 +173,7 @@ def test_an_exact_method_is_not_refuted(kind: int, long: bool) -> None:
     gamma = 12 if long else 1
     words = KINDS[kind] | {"gamma": gamma, "prefill": 0.3 if (kind + long) % 2 else 0.0}
     words["temperature"] = 0.7 if long != (kind == 2) else 1.0
-    row = row_of([*recipes.DENSITIES][(2 * kind + long) % 4], 5000, **words)
+    row = row_of([*model_recipes.DENSITIES][(2 * kind + long) % 4], 5000, **words)
     assert row["verdict"] == ("not refuted" if gamma == 1 else "undecided")  # drafts of 12 have no bonus token here
     assert ("bonus_token" in verdicts.missing([row])) == (gamma == 12)
     assert row["ks"] < 1.8 * row["ks_noise"]  # both are the largest of the same distances for equal distributions

@@ -13,9 +13,9 @@ from commands import Call
 from torch import Tensor
 
 from specbench.audit import audit, audit_text
+from specbench.audit.levels import LEVEL, ROUNDING
 from specbench.audit.models import TabularModel, built_in, load
 from specbench.audit.statistics import filtered
-from specbench.audit.thresholds import LEVEL, ROUNDING
 from specbench.config import configuration
 from specbench.decoding.rules.base import at, normalise, ratio
 from specbench.decoding.rules.relaxed import Relaxed

@@ -21,10 +21,10 @@ from test_engine import at_once
 from torch import Tensor
 from windows import window
 
-from specbench.bench import floor, measure
+from specbench.bench import benchmark, floor
+from specbench.bench.benchmark import ForcedLength
 from specbench.bench.benchmark_rows import COLUMNS, ROWS, describe
 from specbench.bench.floor import ATTEMPTS, Bases
-from specbench.bench.measure import ForcedLength
 from specbench.cli.measurements import bench
 from specbench.config import configuration
 from specbench.decoding.batch import finished
@@ -325,8 +325,8 @@ def alone(known_speed: None, monkeypatch: pytest.MonkeyPatch) -> list[list[float
     def passes(pipeline: Any, conditioning: Any, rows: int, tree: Any, *_: Any) -> list[float]:
         return times.pop(0) if tree.nodes == 1 else [3.0] * 5
 
-    monkeypatch.setattr(measure, "_pass", passes)
-    monkeypatch.setattr(clocks.Clock, "seconds", lambda self: [dict.fromkeys(measure.PARTS, 1.0)] * 20)
+    monkeypatch.setattr(benchmark, "_pass", passes)
+    monkeypatch.setattr(clocks.Clock, "seconds", lambda self: [dict.fromkeys(benchmark.PARTS, 1.0)] * 20)
     return times
 
 
@@ -492,10 +492,10 @@ def test_tiles_are_tuned_for_the_passes_of_a_method() -> None:
         config=SimpleNamespace(drafter=drafter, target=target),
         model=SimpleNamespace(target=target),
     )
-    measure._tune(arguments, (1, 16), 2, 70)
+    benchmark._tune(arguments, (1, 16), 2, 70)
     assert tuned == [(["a block"], [1, 2, 3, 4, 7, 16], 2, 70)]
     arguments.engine = Eager()
-    measure._tune(arguments, (1,), 2, 70)
+    benchmark._tune(arguments, (1,), 2, 70)
     assert len(tuned) == 1
 
 

@@ -28,7 +28,7 @@ from specbench.harness.planned import PlannedRun
 from specbench.metrics.outputs import image_key
 from specbench.rows.csv_files import append_row
 from specbench.rows.remark import as_json, remark
-from specbench.tables import collect, matched, measure
+from specbench.tables import collect, matched, table_runs
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import Table, TableFigure
 
@@ -315,11 +315,11 @@ class CurveBench(FakeBench):
         ]
 
 
-def planned(results: Path) -> measure.TablePlan:
-    return measure.plan(TESTED, TESTED.model, None, results, results / "runs")
+def planned(results: Path) -> table_runs.TablePlan:
+    return table_runs.plan(TESTED, TESTED.model, None, results, results / "runs")
 
 
-def collected(results: Path, bench: CurveBench, say: Callable[[str], None] = lambda text: None) -> measure.TablePlan:
+def collected(results: Path, bench: CurveBench, say: Callable[[str], None] = lambda text: None) -> table_runs.TablePlan:
     return collect.collect(planned(results), bench, say)
 
 
@@ -364,11 +364,11 @@ def test_a_table_tests_every_pair_of_its_curves_once(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> measure.TablePlan:
+def done(tmp_path_factory: pytest.TempPathFactory) -> table_runs.TablePlan:
     return collected(tmp_path_factory.mktemp("curves"), CurveBench())
 
 
-def test_the_tests_of_a_panel_are_adjusted_for_later_panels(done: measure.TablePlan) -> None:
+def test_the_tests_of_a_panel_are_adjusted_for_later_panels(done: table_runs.TablePlan) -> None:
     """Otherwise the p of a panel would grow with every other panel that is compared."""
     chain = tuple(row for row in done.pairs if row["panel"] == "EAGLE-1, chain of 5")
     for measured in (done.pairs, chain):
@@ -386,7 +386,9 @@ def test_the_tests_of_a_panel_are_adjusted_for_later_panels(done: measure.TableP
     assert [panel.label for panel in changed.unequalled.values()] == ["EAGLE-1, chain of 5"]
 
 
-def test_the_figure_has_the_curves_and_every_difference_with_its_band(done: measure.TablePlan, tmp_path: Path) -> None:
+def test_the_figure_has_the_curves_and_every_difference_with_its_band(
+    done: table_runs.TablePlan, tmp_path: Path
+) -> None:
     reduced = replace(
         done, pairs=tuple(row for row in done.pairs if row["panel"] in (PANELS[0].label, PANELS[-1].label))
     )

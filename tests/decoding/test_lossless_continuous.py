@@ -17,8 +17,8 @@ from test_densities import row_of
 from tiny import rng
 
 from specbench.audit.densities import built_in
-from specbench.audit.recipes import DENSITIES
-from specbench.audit.thresholds import LEVEL
+from specbench.audit.levels import LEVEL
+from specbench.audit.model_recipes import DENSITIES
 from specbench.decoding.continuous import ContinuousRule, decide, decode
 from specbench.errors import UsageError
 

@@ -24,7 +24,7 @@ from PIL import Image
 from specbench import data, metrics
 from specbench.config import configuration, registry
 from specbench.errors import UsageError
-from specbench.harness import pipeline, run, sheet, worker
+from specbench.harness import contact_sheet, pipeline, run, worker
 from specbench.harness.pipeline import in_batches
 from specbench.metrics import Score
 from specbench.metrics.base import Images
@@ -453,7 +453,7 @@ def test_metrics_see_the_pictures_beside_their_prompts(bench: Bench, scorer: lis
 
 def test_a_run_never_has_all_its_pictures_in_memory(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sheet shows the first few images, and `metrics` reads the images without outputs in batches."""
-    monkeypatch.setattr(sheet, "LIMIT", 2)
+    monkeypatch.setattr(contact_sheet, "LIMIT", 2)
     read: list[int] = []
     image = Journal.image
     monkeypatch.setattr(Journal, "image", lambda self, index: (read.append(index), image(self, index))[1])
@@ -536,13 +536,13 @@ def test_the_sheet_holds_every_picture_enlarged(tmp_path: Path) -> None:
     colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 0, 255), (0, 255, 255)]
     pictures = [np.full((64, 64, 3), c, np.uint8) for c in colours]
     caption = "a very long caption that needs more than a single line to be shown beneath so small a picture"
-    cells = [sheet.SheetCell(caption, [("vanilla", p), ("cool_sd", p[::-1])]) for p in pictures]
-    page = np.asarray(sheet.draw("title", cells))
+    cells = [contact_sheet.SheetCell(caption, [("vanilla", p), ("cool_sd", p[::-1])]) for p in pictures]
+    page = np.asarray(contact_sheet.draw("title", cells))
     for colour in colours:
         assert (page == colour).all(-1).sum() == 2 * 192 * 192  # three times as large, twice, nothing blurred or hidden
-    assert page.shape[1] <= sheet.WIDTH
-    cells = [sheet.SheetCell("short", [("cool_sd", pictures[0])])]
-    plain, longer = (np.asarray(sheet.draw("title", cells, remarks)) for remarks in ([], ["a remark"]))
+    assert page.shape[1] <= contact_sheet.WIDTH
+    cells = [contact_sheet.SheetCell("short", [("cool_sd", pictures[0])])]
+    plain, longer = (np.asarray(contact_sheet.draw("title", cells, remarks)) for remarks in ([], ["a remark"]))
     assert (plain == colours[0]).all(-1).sum() == 192 * 192
     # A remark is a line between the title and the images.
     assert (longer.shape[1], longer.shape[0] - plain.shape[0]) == (plain.shape[1], 18)

@@ -14,7 +14,7 @@ from test_real import eagle_config, loaded
 
 from specbench.cli import main
 from specbench.errors import UsageError
-from specbench.models.loading import checkpoints, drafters
+from specbench.models.loading import checkpoints, drafter_networks
 
 TINY = ("weights=random", "reduced=true", "dtype=float32")
 
@@ -215,7 +215,7 @@ def test_a_file_without_a_token_table_uses_the_targets(tmp_path):
     """A drafter whose table was not trained has the target's, and its file is much smaller without it."""
     target = tiny.llamagen()
     bundle = SimpleNamespace(target=target, name="tiny", device=torch.device("cpu"), dtype=torch.float32)
-    loader = drafters.EagleLoader(bundle, "eagle")
+    loader = drafter_networks.EagleLoader(bundle, "eagle")
     network = tiny.eagle(target)
     network.embed_tokens.weight.data += 1
     file = tmp_path / "eagle.safetensors"

@@ -27,14 +27,14 @@ from PIL import Image
 
 from specbench import cli
 from specbench.audit import plan
-from specbench.audit.arguments import COLUMNS
+from specbench.audit.audit_arguments import COLUMNS
 from specbench.bench import floor
 from specbench.cli import commands as sub_commands
 from specbench.cli import fetch, tables
 from specbench.config import configuration, parameters, variants
 from specbench.config.parameter import METADATA
 from specbench.rows import selection
-from specbench.tables import measure
+from specbench.tables import table_runs
 from specbench.tables.catalog import TABLES
 from specbench.training import recipes
 
@@ -182,7 +182,7 @@ def _missing_tables(line: str) -> list[str]:
     if command != "tables" or "--list" in rest:
         return []
     model = rest[rest.index("--model") + 1] if "--model" in rest else None
-    plans = (measure.plan(TABLES[a], model or TABLES[a].model, None, Path("results")) for a in rest if a in TABLES)
+    plans = (table_runs.plan(TABLES[a], model or TABLES[a].model, None, Path("results")) for a in rest if a in TABLES)
     return [table_plan.table.id for table_plan in plans if table_plan.missing]
 
 

@@ -21,7 +21,7 @@ import specbench
 from specbench.compare import comparison, passes
 from specbench.config import configuration
 from specbench.errors import UsageError
-from specbench.harness import run, sheet, status
+from specbench.harness import contact_sheet, run, status
 from specbench.harness.folder import stored
 from specbench.harness.planned import PlannedRun
 from specbench.rows import provenance
@@ -130,7 +130,9 @@ def test_report_and_sheet_state_the_loss_of_quality(
     call: Call, weights: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[list[str]] = []
-    monkeypatch.setattr(sheet, "save", lambda path, title, cells, remarks: (drawn.append(remarks), path.touch()))
+    monkeypatch.setattr(
+        contact_sheet, "save", lambda path, title, cells, remarks: (drawn.append(remarks), path.touch())
+    )
     row, printed = start(call, "metrics=[clip_b32,kid]")
     clip_text, kid_text, count = drawn[0]
     for name, text in (("clip_score", clip_text), ("kid", kid_text)):

@@ -12,7 +12,7 @@ from specbench.rows import provenance
 from specbench.rows.columns import COLUMNS, TIMED_COLUMNS
 from specbench.rows.csv_files import append_row
 from specbench.rows.remark import as_json, remark
-from specbench.tables import figures, layout, measure
+from specbench.tables import figures, layout, table_runs
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import TableFigure
 
@@ -46,7 +46,7 @@ def test_a_table_that_shows_nothing_of_it_takes_such_a_row(tmp_path: Path, monke
     for name, missing in (("field", 8), ("field_seconds", 0)):
         table = TABLES[name]
         table = replace(table, protocol=tuple(o for o in table.protocol if not o.startswith("emitted_draws=")))
-        assert len(measure.plan(table, table.model, None, tmp_path).missing) == missing
+        assert len(table_runs.plan(table, table.model, None, tmp_path).missing) == missing
 
 
 def test_a_curve_looks_the_same_in_all_panels() -> None:

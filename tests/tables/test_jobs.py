@@ -20,7 +20,7 @@ from specbench.harness.planned import PlannedRun
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import append_row, read_rows
 from specbench.storage.files import sha256
-from specbench.tables import collect, measure
+from specbench.tables import collect, table_runs
 from specbench.tables.catalog import TABLES
 
 TABLE, TESTED = TABLES["lantern_table4"], TABLES["coolsd_significance"]
@@ -142,7 +142,7 @@ def test_finished_lines_stay_after_an_interruption(
         append_row(path, row)
 
     with monkeypatch.context() as patch:
-        patch.setattr(measure, "append_row", stopped)
+        patch.setattr(table_runs, "append_row", stopped)
         with pytest.raises(KeyboardInterrupt, match="command"):
             tables(Bench(), "--jobs", "2")
     for process in multiprocessing.active_children():  # they have been stopped
@@ -165,7 +165,7 @@ def test_lines_whose_seconds_are_measured_run_alone(
 def test_images_for_a_test_are_decoded_side_by_side(tables: Callable[..., int], tmp_path: Path) -> None:
     results = tmp_path / "results"
     for runs in (1, 2):  # the second time, the rows exist and their images do not
-        todo = measure.plan(TESTED, TESTED.model, None, results, tmp_path / "runs")
+        todo = table_runs.plan(TESTED, TESTED.model, None, results, tmp_path / "runs")
         collect.collect(todo, Bench(), print, 2)
         assert len(processes_of(tmp_path)) == runs * len(todo.runs)
         assert str(os.getpid()) not in processes_of(tmp_path)

@@ -14,7 +14,7 @@ from specbench.cli import tables as cli
 from specbench.rows.columns import COLUMNS, OF_TIMING, SPEEDUPS, TIMED_COLUMNS
 from specbench.rows.csv_files import append_row
 from specbench.rows.shown import MACHINE, shown
-from specbench.tables import layout, literature, measure
+from specbench.tables import layout, literature, table_runs
 from specbench.tables.catalog import TABLES
 
 TABLE = TABLES["sjd_table4"]
@@ -129,8 +129,8 @@ def test_a_row_without_seconds_does_not_fill_a_table_of_seconds(table: str, runs
     if not runs:
         assert cli.main([table], first, tmp_path / "results", tmp_path / "runs") == 0
     else:  # such rows cannot fill it
-        for run in measure.plan(TABLES[table], "llamagen_scenes", None, tmp_path / "results").runs:
-            append_row(measure.store(TABLES[table], tmp_path / "results"), first.row(run))
+        for run in table_runs.plan(TABLES[table], "llamagen_scenes", None, tmp_path / "results").runs:
+            append_row(table_runs.store(TABLES[table], tmp_path / "results"), first.row(run))
     again = FakeBench()
     assert cli.main([table], again, tmp_path / "results", tmp_path / "runs") == 0
     assert bool(again.ran) is runs

@@ -19,7 +19,7 @@ from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import append_row, read_rows
 from specbench.rows.paired import holm, paired
 from specbench.tables import collect as collecting
-from specbench.tables import layout, literature, measure
+from specbench.tables import layout, literature, table_runs
 from specbench.tables.catalog import TABLES
 from specbench.tables.collect import collect
 from specbench.tables.definitions import TableTest
@@ -109,8 +109,8 @@ def test_a_table_compares_the_runs_of_another(drawn: Any, tmp_path: Path) -> Non
             append_row(run.folder / "row.csv", row)
             return row
 
-    def filled() -> measure.TablePlan:
-        return collect(measure.plan(other, TABLE.model, None, results, runs), bench, print)
+    def filled() -> table_runs.TablePlan:
+        return collect(table_runs.plan(other, TABLE.model, None, results, runs), bench, print)
 
     bench, other = Storing(), replace(TABLE, id="other")
     drawn(bench)
@@ -140,7 +140,7 @@ def test_rows_without_their_images_are_decoded_again(drawn: Any, tmp_path: Path)
     for path in (tmp_path / "runs").rglob("run_id"):
         path.unlink()
     comparisons.write_text(comparisons.read_text().replace("run2", "older"))
-    plan = measure.plan(TABLE, TABLE.model, None, tmp_path / "results")
+    plan = table_runs.plan(TABLE, TABLE.model, None, tmp_path / "results")
     assert not plan.missing
     assert len(plan.untested) == 2
     assert "not measured yet" in drawn(bench, "--no-run")
@@ -153,7 +153,7 @@ def test_rows_without_their_images_are_decoded_again(drawn: Any, tmp_path: Path)
         "run3",
         "run4",
     }
-    assert not measure.plan(TABLE, TABLE.model, None, tmp_path / "results").untested
+    assert not table_runs.plan(TABLE, TABLE.model, None, tmp_path / "results").untested
 
 
 def test_several_tests_of_a_table_are_adjusted() -> None:

@@ -24,10 +24,10 @@ from specbench.rows import selection
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import as_cells, read_rows
 from specbench.rows.remark import as_json, free
-from specbench.tables import catalog, figures, layout, measure, sheet
+from specbench.tables import catalog, figures, filled, layout, table_runs
 from specbench.tables.catalog import Source
 from specbench.tables.definitions import TableFigure
-from specbench.tables.measure import TablePlan
+from specbench.tables.table_runs import TablePlan
 
 SUITE = {
     "seeds": [0, 1],
@@ -75,7 +75,7 @@ def suite(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _plan(content: Mapping[str, Any], out: Path) -> TablePlan:
-    return measure.plan_suite(catalog.suite("x", Source("x", content)), out)
+    return table_runs.plan_suite(catalog.suite("x", Source("x", content)), out)
 
 
 def _rows(out: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
@@ -176,7 +176,7 @@ def test_a_star_is_of_the_test_against_vanilla(tmp_path: Path) -> None:
         adjusted = plan.adjusted(rows)
         assert [row["tests"] for row in adjusted] == ["2", "2", "1"][: len(rows)]
         plan = replace(plan, compared=tuple(adjusted))
-        assert sheet._p_values(plan, members, plan.suite.table.columns) == {("sjd", "perplexity"): 0.02}
+        assert filled._p_values(plan, members, plan.suite.table.columns) == {("sjd", "perplexity"): 0.02}
 
 
 @pytest.mark.parametrize(("n", "starred"), [(1023, False), (1024, True)])
@@ -184,8 +184,8 @@ def test_a_biased_distance_has_no_star(n: int, starred: bool, tmp_path: Path, mo
     plan = _plan({**SUITE, "seeds": [0], "columns": ["fid"]}, tmp_path)
     row = dict.fromkeys(COLUMNS, "") | {"fid": "9", "fid_backend": "scenes-classifier@1", "n": str(n), "images": str(n)}
     plan = plan.with_rows({run.folder: row for run in plan.runs})
-    monkeypatch.setattr(sheet, "_p_values", lambda *_: {("sjd", "fid"): 0.001})
-    entries = {entry.method: entry.cells[0] for entry in sheet.build(plan, "")[0].entries}
+    monkeypatch.setattr(filled, "_p_values", lambda *_: {("sjd", "fid"): 0.001})
+    entries = {entry.method: entry.cells[0] for entry in filled.build(plan, "")[0].entries}
     assert (layout.DIFFERS in entries["SJD"].marks) == starred
     assert entries["SJD"].value == "9.00"
 
@@ -382,7 +382,7 @@ def test_seconds_have_the_spread_of_as_many_seeds() -> None:
     quality = [SimpleNamespace(seconds=False, row={"fid": fid, "remarks": ""}) for fid in ("1", "3")]
     seconds = [SimpleNamespace(seconds=True, row={"speedup_latency": value}) for value in ("2", "4")]
     spread = selection.spread_of("speedup_latency")
-    whole, part = (measure.pooled_row([*quality, *timed], True) or {} for timed in (seconds, seconds[:1]))  # type: ignore[list-item]
+    whole, part = (table_runs.pooled_row([*quality, *timed], True) or {} for timed in (seconds, seconds[:1]))  # type: ignore[list-item]
     assert (float(whole["speedup_latency"]), float(whole[spread])) == (3, pytest.approx(2**0.5))
     assert (part["speedup_latency"], part.get(spread)) == ("2", None)
     assert (said(whole), said(part)) == ("mean over 2 runs", "mean over 2 runs; runs in seconds: 1")
@@ -430,10 +430,10 @@ def test_both_commands_take_a_key_or_refuse_it(tmp_path: Path) -> None:
     def runs(command: str, more: Mapping[str, Any]) -> set[str]:
         source = Source("x", {**one, **more})
         if command == "suite":
-            plan = measure.plan_suite(catalog.suite("x", source), tmp_path)
+            plan = table_runs.plan_suite(catalog.suite("x", source), tmp_path)
         else:
             table = catalog.table("x", source)
-            plan = measure.plan(table, table.model, None, tmp_path)
+            plan = table_runs.plan(table, table.model, None, tmp_path)
         return {" ".join(sorted(run.overrides)) for run in plan.runs}
 
     for key, value in {
@@ -451,7 +451,7 @@ def test_both_commands_take_a_key_or_refuse_it(tmp_path: Path) -> None:
         runs("suite", {"figure": curves, "matched": {"y": "accepted_length_mean"}})
     for log in (False, True):
         plan = _plan({**one, "figure": {**curves, "log": log}}, tmp_path)
-        [drawn] = [sheet.build(plan, "")[1].figure]
+        [drawn] = [filled.build(plan, "")[1].figure]
         assert isinstance(drawn, TableFigure)
         assert drawn.log == log
 

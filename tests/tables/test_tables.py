@@ -33,8 +33,8 @@ from specbench.tables import (
     figures,
     layout,
     literature,
-    measure,
     render,
+    table_runs,
 )
 from specbench.tables.catalog import TABLES
 from specbench.tables.collect import Bench
@@ -43,7 +43,7 @@ from specbench.tables.definitions import named
 TABLE = TABLES["coolsd_table1"]
 Tables = Callable[..., int]
 RUNS = [line for line in TABLE.lines if line.overrides is not None]
-PLANNED = measure.plan(TABLE, TABLE.model, None, Path("absent")).runs
+PLANNED = table_runs.plan(TABLE, TABLE.model, None, Path("absent")).runs
 
 
 class FakeBench(Bench):
@@ -88,7 +88,7 @@ class FakeBench(Bench):
             "bench": {"step_ms": 2.5, "forward_ms": 2.0, "draft_ms": 0.5},
             "probe": {"top_probabilities": "[0.3,0.5]", "entropy": 2.5},
         }[run.rows_of]
-        return dict.fromkeys(measure.ROW_FILES[run.rows_of].columns) | values | figures
+        return dict.fromkeys(table_runs.ROW_FILES[run.rows_of].columns) | values | figures
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_every_table_names_existing_columns_and_lines_and_its_runs_compose() -> 
             runs = [o for line in table.lines if (o := overrides(table, line, table.model))]
             hashes = {PlannedRun(Path(), configuration.compose(run)).config_hash for run in runs}
         assert len(hashes) == len(runs), f"two lines of {name} are the same run"
-        columns = {*(COLUMNS if table.rows_of == "run" else measure.ROW_FILES[table.rows_of].columns)}
+        columns = {*(COLUMNS if table.rows_of == "run" else table_runs.ROW_FILES[table.rows_of].columns)}
         used = {name for c in table.columns for name in (c.key, c.backend or c.key)}
         used |= {c.spread for c in table.columns if c.std_over}
         lines, named = {line.key for line in table.lines}, set[str]()
@@ -200,7 +200,7 @@ def test_a_table_is_filled_by_another_command(tables: Tables, tmp_path: Path) ->
             assert tables(name, bench=bench) == 0
             ran = [" ".join(overrides) for overrides, _ in bench.ran]
             assert ran == [f"model=llamagen_scenes {run}" for run in runs]
-        assert len(measure.ROW_FILES[command].read(tmp_path / "results" / command / f"{name}.csv")) == len(runs)
+        assert len(table_runs.ROW_FILES[command].read(tmp_path / "results" / command / f"{name}.csv")) == len(runs)
         text = (tmp_path / "results" / "tables" / f"{name}.md").read_text()
         assert "**2.50**" in text  # step_ms, entropy
         assert all(f"specbench {command} model=llamagen_scenes {run}{more}" in text for run in runs)
@@ -608,9 +608,9 @@ def test_the_first_call_runs_and_the_second_does_not(
 
 def test_a_stopped_run_continues_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def folders(n: int) -> list[Path]:
-        return [run.folder for run in measure.plan(TABLE, TABLE.model, n, tmp_path).runs]
+        return [run.folder for run in table_runs.plan(TABLE, TABLE.model, n, tmp_path).runs]
 
-    [first, *_] = measure.plan(TABLES["relaxed_equal"], "llamagen_scenes", 3, Path("absent")).runs
+    [first, *_] = table_runs.plan(TABLES["relaxed_equal"], "llamagen_scenes", 3, Path("absent")).runs
     assert str(first.folder).startswith("runs/tables/relaxed/llamagen_scenes/vanilla-")
     of_eight = folders(8)
     assert of_eight == folders(8)
@@ -774,7 +774,7 @@ def test_a_complete_table_is_drawn_without_torch(tables: Tables, tmp_path: Path)
 
 def test_a_parameter_of_a_table_reaches_the_lines_that_have_it(tmp_path: Path) -> None:
     def drafters(**changes: str) -> dict[str, str | None]:
-        plan = measure.plan(TABLES["coolsd_table2"], "llamagen_scenes", None, tmp_path, changes=changes)
+        plan = table_runs.plan(TABLES["coolsd_table2"], "llamagen_scenes", None, tmp_path, changes=changes)
         return {run.key: named(run.overrides).get("drafter_weights") for run in plan.runs if not run.seconds}
 
     found = drafters(drafter_weights="embedded")

@@ -13,7 +13,7 @@ from specbench.errors import UsageError
 from specbench.rows.columns import COLUMNS, WORDS
 from specbench.rows.csv_files import as_read
 from specbench.tables.catalog import TABLES
-from specbench.tables.measure import plan
+from specbench.tables.table_runs import plan
 
 SHAPES, GAIN = TABLES["verification_shapes"], TABLES["verification_gain"]
 

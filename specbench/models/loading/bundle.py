@@ -21,7 +21,7 @@ from specbench.data.base import Item
 from specbench.errors import UsageError, steps
 from specbench.models.language import Language
 from specbench.models.loading import checkpoints, official
-from specbench.models.loading.drafters import Drafters
+from specbench.models.loading.drafter_networks import Drafters
 from specbench.models.vq import VQConfig, VQModel
 from specbench.storage.reading import made
 

@@ -19,7 +19,7 @@ from specbench.data.base import Item
 from specbench.errors import UsageError
 from specbench.models.loading import checkpoints
 from specbench.models.loading.bundle import Bundle
-from specbench.models.loading.drafters import specbench_file
+from specbench.models.loading.drafter_networks import specbench_file
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided, MaskedSampling, patchify, unpatchify
 from specbench.models.pixels import to_uint8

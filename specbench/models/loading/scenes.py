@@ -14,7 +14,7 @@ from specbench.config import registry
 from specbench.config.run_config import RunConfig
 from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
 from specbench.models.loading.bundle import Bundle
-from specbench.models.loading.drafters import Drafters
+from specbench.models.loading.drafter_networks import Drafters
 from specbench.models.pixels import to_uint8
 from specbench.models.scenes_config import WORLDS
 from specbench.models.text import TextConfig, TextEncoder

@@ -13,7 +13,7 @@ from specbench.rows.shown import MACHINE, is_biased
 from specbench.tables import layout, literature
 from specbench.tables.definitions import Column, Curve, Line, Maps, Panel, Series, Stack, Table, TableFigure, TableTest
 from specbench.tables.layout import TableSheet
-from specbench.tables.measure import COMPARED, TablePlan, TableRun
+from specbench.tables.table_runs import COMPARED, TablePlan, TableRun
 
 #: A column that is not a metric's -> its statistic in `specbench compare`.
 _STATISTICS = {"perplexity": "log_prob_mean", "emitted_kl": "emitted_kl", "emitted_tv": "emitted_tv"}

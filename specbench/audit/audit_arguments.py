@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from specbench.audit import recipes
-from specbench.audit.thresholds import DOUBT, FURTHER, LEVEL, MARGIN, ROUNDING
+from specbench.audit import model_recipes
+from specbench.audit.levels import DOUBT, FURTHER, LEVEL, MARGIN, ROUNDING
 from specbench.config.parameter import Parameter
 from specbench.rows.columns import shared
 
@@ -37,8 +37,8 @@ ARGUMENTS = {
     ),
     "audit.model": Parameter(
         "string",
-        f"one built-in model (default: every model that suits the method): {', '.join(recipes.TABLES)};"
-        f" of real classes {', '.join(recipes.TINY)}; of continuous tokens {', '.join(recipes.DENSITIES)}",
+        f"one built-in model (default: every model that suits the method): {', '.join(model_recipes.TABLES)};"
+        f" of real classes {', '.join(model_recipes.TINY)}; of continuous tokens {', '.join(model_recipes.DENSITIES)}",
     ),
     "audit.tables": Parameter(
         "path",
