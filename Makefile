@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run test test-image-reward mutants check-numbers evidence tables bench gpu train-scenes train-textures lint format docs clean
+.PHONY: help run test test-image-reward mutants pages check-pages evidence tables bench gpu train-scenes train-textures lint format docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' Makefile
@@ -56,8 +56,11 @@ test: $(DEV) ## format check, lint, types, then every test (ARGS="-k name" for s
 test-image-reward: $(REWARD)/.ready ## compare our ImageReward with the package of its authors, which needs an environment of its own
 	"$(REWARD)/bin/python" -m pytest tests/metrics/test_image_reward_package.py
 
-check-numbers: $(READY) ## compute the numbers of README, docs and results again from rows of one commit (ARGS=--write: put them in)
-	"$(BIN)/python" scripts/check_numbers.py $(ARGS)
+pages: $(READY) ## write README and the pages of docs and results from their templates (docs/templates) and the rows
+	"$(BIN)/python" scripts/pages.py --write
+
+check-pages: $(READY) ## check that they are what templates and rows give, and that the rows are of the commits that numbers.yaml names
+	"$(BIN)/python" scripts/pages.py
 
 evidence: $(READY) ## make the committed rows anew, all from this commit: hours (ARGS="--list": the steps and what each costs)
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 "$(BIN)/python" scripts/evidence.py $(ARGS)

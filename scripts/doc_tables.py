@@ -1,4 +1,4 @@
-"""Tables in pages, which `check_numbers` draws from rows. A function takes the plan of a table of `specbench tables`,
+"""Tables in pages, which `pages` draws from rows. A function takes the plan of a table of `specbench tables`,
 and a mark its name:
 
     table('field', 'step_compression, emitted_kl', lines='vanilla, sjd')

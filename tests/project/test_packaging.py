@@ -125,7 +125,9 @@ def _make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_make_lists_every_target_with_a_description(clone: Path) -> None:
     lines = _make(clone).stdout.splitlines()
     listed = [line.split()[1] for line in lines]
-    targets = "bench check-numbers clean docs evidence format gpu help lint mutants run tables test test-image-reward"
+    targets = (
+        "bench check-pages clean docs evidence format gpu help lint mutants pages run tables test test-image-reward"
+    )
     assert sorted(listed) == [*targets.split(), "train-scenes", "train-textures"]
     assert all(len(line.split()) > 3 for line in lines)
 

@@ -1,29 +1,28 @@
-"""Computes the numbers that pages state again from the rows in results/, and fails where one differs, where it rests on
-too few images, and where a row is of another commit than results/numbers.yaml names.
+"""Fills the pages with numbers of the rows in results/: docs/templates/X.md -> X.md. Fails where a sentence no longer
+holds, where a number rests on too few images, and where a row is of another commit than results/numbers.yaml names.
 
-python scripts/check_numbers.py            # check
-python scripts/check_numbers.py --write    # put today's values into the pages; read what changed before you commit
+python scripts/pages.py            # check that the pages are what their templates give
+python scripts/pages.py --write    # write them; read what changed before you commit
 
-A mark follows the numbers that it computes, in the same paragraph, list item or row of a table:
+A slot of a template has a text and what computes its numbers:
 
-    SJD takes 88.1 ± 0.6 of 256 steps<!--= pm(field['sjd'], 'steps'), ... -->, and this is faster.
+    SJD takes {{ 88.1 ± 0.6 | pm(field['sjd'], 'steps') }} of 256 steps.
 
-A mark with n values computes the last n numbers before it, in their order. Each is printed in the format of the page:
-with as many digits, and with a sign or separators. `...` leaves a number as it is: its author vouches for it. A truth
-value takes no number and must be true. Numbers before these n are settings; `<!--= settings -->` says that all numbers
-are settings.
+The n values of the expression replace the n numbers of the text, in their order. Each is printed in the format of the
+number that it replaces: with as many digits, and with a sign or separators. `...` leaves a number as it is: its author
+vouches for it. A truth value takes no number and must be true; a slot with truth values alone, `{{ | EXPRESSION }}`,
+prints nothing. A slot on a line of its own without a text draws the table there: `{{ table('field', 'steps') }}`.
+`{{ settings }}` prints nothing and says that the other numbers of its paragraph, list item or row of a table are
+settings.
 
-A mark on a line of its own draws the table below it: `<!--= table('field', 'steps, emitted_kl') -->`.
-
-A mark must not begin a line of a paragraph, because that would end the paragraph. It must not contain `|`, which would
-end a cell. README.md and the pages that numbers.yaml calls `whole` have marks in every paragraph, list item and row
-with a number, except numbers in code, links, dates and names. numbers.yaml also has:
+The pages that numbers.yaml calls `whole` have a slot in every paragraph, list item and row with a number, except
+numbers in code, links, dates and names. numbers.yaml also has:
 
     commit   the commit of all rows
     except   file: a reason, or {commit, reason} if the file also has rows of a later commit
     few      files whose rows may have fewer images, or samples, than LEAST
 
-Marks can use every table by its name, with its lines (`field['sjd'].steps`, see `Rows.names`), and:
+Slots can use every table by its name, with its lines (`field['sjd'].steps`, see `Rows.names`), and:
 
     rows(NAME, column=value, ...)    the rows of results/NAME.csv (or of published/NAME) as a DataFrame; of a table's
                                      file, only its own models' rows, or with 'TABLE.MODEL' another model's rows
@@ -41,7 +40,7 @@ Marks can use every table by its name, with its lines (`field['sjd'].steps`, see
                                      all of the table, and `above` and `below`, where the band of the pair excludes 0
     curves(TABLE, PANEL, Y, X)       by label, Y of the curves of a panel where the figure's x is X
 
-the tables of `doc_tables`, and the `names` of numbers.yaml: expressions that several marks share.
+the tables of `doc_tables`, and the `names` of numbers.yaml: expressions that several slots share.
 """
 
 from __future__ import annotations
@@ -51,6 +50,7 @@ import json
 import math
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -73,7 +73,9 @@ from specbench.storage.csv_text import csv_text
 from specbench.tables import catalog, matched, table_runs
 
 ROOT = Path(__file__).resolve().parents[1]
+TEMPLATES = ROOT / "docs/templates"
 PUBLISHED = ROOT / "specbench/tables/published"
+_WIDE = 120
 LEAST = {"n": 24, "samples": 50_000}
 _FIGURE = r"[-−+]?\d+(?:,\d{3})*(?:\.\d+)?"
 #: A number, or a commit.
@@ -85,9 +87,7 @@ _ASIDE = re.compile(
     r"|\b(?:Eqs?\.|Table|Fig\.?|Appendix|Algorithm) \d+(?:, \d+)*|\bLumina-mGPT 2\b",
     re.DOTALL | re.MULTILINE,
 )
-_MARK = re.compile(
-    r"(?P<alone>^)?<!--= (?P<says>.*?) -->(?(alone)\n(?P<table>(?:\|[^\n]*\n)*))", re.DOTALL | re.MULTILINE
-)
+_SLOT = re.compile(r"\{\{ (?:(?P<text>(?:(?!\{\{ | \}\}).)*)\| )?(?P<says>(?:(?!\{\{ ).)*?) \}\}", re.DOTALL)
 #: Where a paragraph, an item of a list or a row of a table begins.
 _BLOCK = re.compile(r"\n(?=\s*\n|\s*- |\s*\d+\. |\|)")
 
@@ -102,14 +102,14 @@ class Problem:
 
 
 class Rows:
-    """The functions and rows that marks can use, of the folder `results`."""
+    """The functions and rows that slots can use, of the folder `results`."""
 
     def __init__(self, results: Path, few: Sequence[str] = (), defined: Mapping[str, str] | None = None) -> None:
         self.results, self.few, self.defined = results, few, defined or {}
         self.read, self.plan = cache(self._read), cache(self._plan)
 
     def names(self) -> dict[str, Any]:
-        """The namespace of a page's marks."""
+        """The namespace of a template's slots."""
         functions = {f.__name__: f for f in (abs, all, any, len, max, min, sum, zip, get, pm, ends, apart, verdict)}
         queries = {f.__name__: f for f in (self.rows, self.one, self.pairs, self.curves, self.lines, self.card)}
         constants = {
@@ -243,51 +243,69 @@ def apart(y: str, left: Any, right: Any) -> tuple[float, float]:
     return b - a - wide, b - a + wide
 
 
-def check(page: str, rows: Rows, where: str, whole: bool = True) -> tuple[list[Problem], str]:
-    """The problems with the numbers of a page, and the page with the values of its rows. whole: a paragraph, an item or
-    a row with numbers and without a mark is a problem."""
+def filled(template: str, rows: Rows, where: str, whole: bool = True) -> tuple[list[Problem], str]:
+    """The problems of a template, and its page. whole: a paragraph, an item or a row with numbers and without a slot is
+    a problem."""
     problems: list[Problem] = []
-    changes, names = list[tuple[int, int, str]](), rows.names()
-    text = _blank(_CODE, page)  # of the same length
-    plain = _blank(_ASIDE, text)
-    starts = [0, *(block.end() for block in _BLOCK.finditer(text))]
-    marked, end = set[int](), 0
-    for mark in _MARK.finditer(text):
-        at = f"{where}:{text.count(chr(10), 0, mark.start()) + 1}"
-        start = max(begin for begin in starts if begin <= mark.start())
-        before = list(_NUMBER.finditer(plain, max(start, end), mark.start()))
-        end = mark.end()
-        marked.add(start)
-        says = page[slice(*mark.span("says"))]
+    names, parts, end = rows.names(), list[str](), 0
+    for slot in _SLOT.finditer(template):
+        at = f"{where}:{template.count(chr(10), 0, slot.start()) + 1}"
+        parts.append(template[end : slot.start()])
+        end = slot.end()
+        text, says = slot["text"], " ".join(slot["says"].split())
         try:
             values = list(_flat(_evaluated(says, names)))
+            if any(value is False for value in values):
+                problems.append(Problem(at, f"does not hold: {says}"))
+            values = [value for value in values if not isinstance(value, bool)]
+            parts.append(
+                "".join(map(str, values)).rstrip() if text is None else _with_values(text.rstrip(), values, says)
+            )
         except UsageError as error:
             problems.append(Problem(at, str(error)))
+    if whole:
+        problems += _without_slot(template, where)
+    return problems, wrapped("".join([*parts, template[end:]]))
+
+
+def _with_values(text: str, values: Sequence[Any], says: str) -> str:
+    """A slot's text with its numbers. UsageError for another number of values."""
+    numbers = list(_NUMBER.finditer(_blank(_ASIDE, _blank(_CODE, text))))
+    if len(numbers) != len(values):
+        raise UsageError(f"{len(values)} values for the {len(numbers)} numbers of '{text}': {says}")
+    for number, value in reversed([*zip(numbers, values)]):
+        shown = number[0] if value is ... else as_printed(value, number[0])
+        text = text[: number.start()] + shown + text[number.end() :]
+    return text
+
+
+def _without_slot(template: str, where: str) -> Iterator[Problem]:
+    """The paragraphs, items and rows that have a number and no slot."""
+    plain = _blank(_ASIDE, _blank(_CODE, template))
+    starts = [0, *(block.end() for block in _BLOCK.finditer(plain))]
+    for start, stop in zip(starts, [*starts[1:], len(plain)]):
+        if "{{ " not in template[start:stop] and (number := _NUMBER.search(plain, start, stop)):
+            line = template.count("\n", 0, number.start()) + 1
+            yield Problem(f"{where}:{line}", f"{number[0]} has no row: put it into a slot")
+
+
+def wrapped(page: str) -> str:
+    """A page whose paragraphs and list items are wrapped again, since slots are longer or shorter than their values."""
+    blocks = []
+    for block in re.split(r"(\n\n+|(?<=\n)(?= *(?:- |\d+\. ))|^```.*?^```$)", page, flags=re.DOTALL | re.MULTILINE):
+        first = re.match(r"( *)(- |\d+\. )?(?![-|#!<>\s`{])\S", block) or re.match(r"( *)(- |\d+\. )?`[^`]", block)
+        lines = block.splitlines()
+        is_text = first and not (first[2] is None and len(first[1]) >= 4) and not any("|" in line[:1] for line in lines)
+        if not is_text or "<br>" in block or (len(lines) < 2 and len(block) <= _WIDE):
+            blocks.append(block)
             continue
-        if mark["alone"] is not None:
-            marked |= {begin for begin in starts if mark.start() <= begin < mark.end()}
-            if [page[slice(*mark.span("table"))]] != values:
-                problems.append(Problem(at, f"the table differs from its rows: draw it with --write ({says})"))
-                changes.append((*mark.span("table"), str(values[0])))
-            continue
-        if any(value is False for value in values):
-            problems.append(Problem(at, f"does not hold: {says}"))
-        values = [value for value in values if not isinstance(value, bool)]
-        if len(before) < len(values):
-            problems.append(Problem(at, f"{len(values)} values for {len(before)} numbers: {says}"))
-            continue
-        for number, value in zip(before[len(before) - len(values) :], values):
-            shown = number[0] if value is ... else as_printed(value, number[0])
-            if shown != number[0]:
-                problems.append(Problem(at, f"{number[0]} should be {shown} ({says})"))
-                changes.append((*number.span(), shown))
-    for start, stop in zip(starts, [*starts[1:], len(plain)]) if whole else ():
-        if start not in marked and (number := _NUMBER.search(plain, start, stop)):
-            line = text.count("\n", 0, number.start()) + 1
-            problems.append(Problem(f"{where}:{line}", f"{number[0]} has no row: put a mark after it"))
-    for start, stop, shown in sorted(changes, reverse=True):
-        page = page[:start] + shown + page[stop:]
-    return problems, page
+        indent = " " * len(first[1] + (first[2] or ""))
+        text = textwrap.fill(
+            " ".join(block.split()), _WIDE, initial_indent=first[1], subsequent_indent=indent,
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+        blocks.append(text + ("\n" if block.endswith("\n") else ""))
+    return "".join(blocks)
 
 
 def _table(path: Path) -> pd.DataFrame:
@@ -402,19 +420,28 @@ def _number(text: str) -> Any:
         return text
 
 
+def templates() -> dict[Path, Path]:
+    """Template -> page."""
+    return {path: ROOT / path.relative_to(TEMPLATES) for path in sorted(TEMPLATES.rglob("*.md"))}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     write = "--write" in (sys.argv[1:] if argv is None else argv)
     about = yaml.safe_load((ROOT / "results/numbers.yaml").read_text(encoding="utf-8"))
     rows = Rows(ROOT / "results", about.get("few", []), about.get("names"))
     commit, whole = about.get("commit"), about.get("whole", [])
     problems = check_commit(rows, str(commit), about.get("except", {})) if commit else []
-    for path in sorted({*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in whole)}):
-        name, before = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
-        page_problems, text = check(before, rows, name, name in whole)
+    for template, path in templates().items():
+        name = path.relative_to(ROOT).as_posix()
+        page_problems, page = filled(
+            template.read_text(encoding="utf-8"), rows, f"docs/templates/{name}", name in whole
+        )
         problems += page_problems
-        if write and text != before:
-            path.write_text(text, encoding="utf-8")
-    print("\n".join(map(str, problems)) or "every number has its row")
+        if write and not page_problems:
+            path.write_text(page, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != page:
+            problems.append(Problem(name, "is not what its template gives: run make pages"))
+    print("\n".join(map(str, problems)) or "every page is what its template and the rows give")
     return 1 if problems else 0
 
 
