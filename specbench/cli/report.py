@@ -36,7 +36,7 @@ _GALLERY = Path("results/gallery")
     },
 )
 def report(line: CommandLine) -> int:
-    """Draws one page from rows: a leaderboard, a trade-off plot, the images of the same prompt from several methods,
+    """Draws one page from rows: a trade-off plot, a leaderboard, the images of the same prompt from several methods,
     maps of acceptance, audit verdicts, and the command for every number. The page is one file and loads nothing else.
 
       specbench report

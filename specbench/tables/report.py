@@ -20,19 +20,43 @@ from specbench.config import configuration, parameters
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError, plain
 from specbench.rows import baseline, collected, provenance, remark_text, selection
-from specbench.rows.columns import COLUMNS, METRICS, SHOWN, Row, stderr_of
+from specbench.rows.columns import COLUMNS, FLOAT32, METRICS, OF_RECORDS, SHOWN, TIMED_COLUMNS, Row, stderr_of
 from specbench.rows.csv_files import ROW, write_run_row
 from specbench.rows.journal import IMAGE_NAME
 from specbench.rows.remark import remarks_of
-from specbench.rows.shown import shown
+from specbench.rows.shown import common_machine, doubt, elsewhere, shown
 from specbench.storage.csv_text import csv_lines, read_header
 from specbench.storage.files import content, write_atomically
 from specbench.storage.package import __version__
 
 #: Columns of a row that are neither numbers nor short enough for a list of facts.
 _ELSEWHERE = ("drafted_by_position", "acceptance_by_step")
-#: Columns that can distinguish two runs with the same label, in the order in which they are tried.
-APART = (*(name for name in parameters.table() if name in COLUMNS), "device_name", "time", "run_id")
+#: Columns that can distinguish two runs with the same label, in the order in which they are tried: what a user sets,
+#: then the machine. No measured value names a run.
+APART = (*(name for name in parameters.table() if name in COLUMNS), "device_name", "run_id")
+#: The columns of speed, in the report's order: the x axis of the trade-off. Its y axis is a column of `METRICS`.
+SPEEDS = (
+    "speedup_latency",
+    "step_compression",
+    "speedup_throughput",
+    "speedup_step",
+    "speedup_expected",
+    "accepted_length_mean",
+)
+#: The columns of a report that follow a run's name; the others follow in the order of `SHOWN`.
+_FIRST = (*SPEEDS[:2], "emitted_kl", *(name for name in METRICS if name not in OF_RECORDS))
+#: Exact rule -> the values of parameters with which it is exact, see `audit.sizes.is_exact` and `ContinuousRule.exact`,
+#: which need torch.
+_EXACT_RULES: dict[str, dict[str, tuple[str, ...]]] = {
+    "exact": {"coupling": ("none", "maximal", "gumbel", "height")},
+    "density": {
+        "criterion": ("exact", "path"),
+        "verify": ("causal",),
+        "on_reject": ("stop",),
+        "inner_temperature": ("1", "1.0"),
+        "final_noise": ("true",),
+    },
+}
 #: Maximum numbers of methods or models, and of differing parameters, in the first sentence of a report.
 _MOST_NAMES, _MOST_DIFFERING = 5, 4
 
@@ -279,15 +303,27 @@ def page(report: ReportContent) -> str:
 
 
 def page_data(report: ReportContent) -> dict[str, Any]:
-    """The JSON data from which the page draws everything."""
-    rows = []
-    for row in map(shown, (*report.rows, *report.baselines)):
+    """The JSON data from which the page draws everything.
+
+    Of a row: sampling: the parameters of its target's distribution, besides model and data; doubts: column -> why its
+    seconds or speed-up cannot be compared.
+    """
+    rows, all_rows = [], [shown(row) for row in (*report.rows, *report.baselines)]
+    machines = {
+        (model, data, name): common_machine([r for r in all_rows if (r["model"], r["data"]) == (model, data)], [name])
+        for model, data in {(row["model"], row["data"]) for row in all_rows}
+        for name in SHOWN
+        if name in TIMED_COLUMNS
+    }
+    for row in all_rows:
         values = {name: row[name] for name in SHOWN if row[name] is not None}
         rows.append(
             {
                 "id": row["run_id"],
                 "model": row["model"],
                 "method": row["method"],
+                "lossless": is_lossless(row),
+                "sampling": _sampling(row),
                 "label": label(row),
                 "parameters": differences(row),
                 "n": row["n"],
@@ -296,6 +332,7 @@ def page_data(report: ReportContent) -> dict[str, Any]:
                 "file": row["file"],
                 "values": values,
                 "errors": {name: row[stderr_of(name)] for name in values if row.get(stderr_of(name)) is not None},
+                "doubts": _doubts(row, machines),
                 "facts": _facts(row),
                 "groups": report.groups.get(str(row["run_id"]), []),
                 "map": _numbers(row["drafted_by_position"]),
@@ -306,11 +343,10 @@ def page_data(report: ReportContent) -> dict[str, Any]:
             }
         )
     rows.sort(key=lambda r: (r["model"], r["method"] != "vanilla", r["method"], r["label"]))
-    order = (*(name for name in selection.RESULTS if name in SHOWN), *SHOWN)
     return {
         "shown": [
-            {"key": name, **asdict(SHOWN[name]), "is": COLUMNS[name], "quality": name in METRICS}
-            for name in dict.fromkeys(order)
+            {"key": name, **asdict(SHOWN[name]), "is": COLUMNS[name], "axis": _axis(name)}
+            for name in dict.fromkeys((*_FIRST, *SHOWN))
             if any(name in row["values"] for row in rows)
         ],
         "rows": rows,
@@ -319,6 +355,40 @@ def page_data(report: ReportContent) -> dict[str, Any]:
         "statistics": breakdown.STATISTICS,
         "apart": APART,
     }
+
+
+def _axis(name: str) -> str:
+    return "x" if name in SPEEDS else "y" if name in METRICS else ""
+
+
+def is_lossless(row: Row) -> bool:
+    """Whether a run has the target's distribution: its emitted divergence is 0 within rounding or, where none was
+    measured, the rule and the drafter are exact with their parameters. A measurement overrides the configuration."""
+    measured = [row[name] for name in ("emitted_kl", "emitted_tv") if row[name] is not None]
+    if measured:
+        return bool(max(measured) <= FLOAT32)
+    if row["drafter"] == "none":
+        return not row["iterations"]
+    exact = _EXACT_RULES.get(row["rule"])
+    if exact is None or row["drafter"] == "vvs" or not parameters.in_raster_order(row["drafter"]):
+        return False
+    return all(row[name] is None or _text(row[name]) in values for name, values in exact.items())
+
+
+def _doubts(row: Row, machines: dict[tuple[str, str, str], tuple[str, ...] | None]) -> dict[str, str]:
+    doubts = {}
+    for (model, data, name), machine in machines.items():
+        if machine and (row["model"], row["data"]) == (model, data) and row[name] is not None:
+            doubts[name] = doubt(row, name) or elsewhere(row, name, machine)
+    return {name: why for name, why in doubts.items() if why}
+
+
+def _sampling(row: Row) -> dict[str, str]:
+    names = parameters.declared("model", row["model"]) & COLUMNS.keys() - {"model"}
+    values = {name: row[name] for name in sorted(names) if row[name] is not None}
+    if "weights" in values:
+        values["weights"] = values["weights"].partition("+")[0]  # without the drafter's weights
+    return {name: _short(value) for name, value in values.items()}
 
 
 def _facts(row: Row) -> dict[str, Any]:
