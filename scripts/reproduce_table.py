@@ -38,7 +38,8 @@ LINES = (
 )
 GPUS = ("h200", "h100", "a100", "rtx4090")
 HEAD = f"| `specbench tables` | images | {' | '.join(GPUS)} | to fetch | images and records |"
-_MARK = re.compile(r"(<!-- scripts/reproduce_table.py -->\n)((?:\|.*\n)*)")
+#: The table in the page.
+_TABLE = re.compile(r"^\| `specbench tables` \|(?:.*\n\|)*.*\n", re.MULTILINE)
 
 
 def planned(table: str, model: str, n: int | None) -> TablePlan:
@@ -71,7 +72,7 @@ def main() -> int:
         drawn = "\n".join([HEAD, f"|{'---|' * (len(GPUS) + 4)}", *lines()])
     if parser.parse_args().write:
         text = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(_MARK.sub(lambda match: f"{match[1]}{drawn}\n", text), encoding="utf-8")
+        PAGE.write_text(_TABLE.sub(lambda _: f"{drawn}\n", text), encoding="utf-8")
     else:
         print(drawn)
     return 0

@@ -132,8 +132,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
 }
 _CONDITION = re.compile(r"(\w+)(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
-#: Columns that are shown by default if some row has them, after the columns in which the rows differ. The report shows
-#: them first.
+#: Columns that are shown by default if some row has them, after the columns in which the rows differ.
 RESULTS = (
     "accepted_length_mean",
     "speedup_step",

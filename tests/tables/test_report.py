@@ -112,7 +112,7 @@ def test_the_command_of_a_row_gives_its_configuration() -> None:
         assert (exact, line.split()[2:4]) == (False, ["model=llamagen_scenes", f"method={method}"])
 
 
-def test_a_measurement_decides_whether_a_run_is_lossless_else_its_configuration() -> None:
+def test_a_lossless_run_is_exact_and_has_no_measured_divergence() -> None:
     for words, expected in (
         ("method=vanilla", True),
         ("method=sjd", True),
@@ -127,7 +127,8 @@ def test_a_measurement_decides_whether_a_run_is_lossless_else_its_configuration(
         ("method=vanilla model=mar_scenes iterations=4", False),
     ):
         assert report.is_lossless(row("x", *words.split())) is expected, words
-    assert report.is_lossless(row("x", "method=cool_sd", emitted_kl=1e-14, emitted_tv=5e-8))
+    assert not report.is_lossless(row("x", "method=cool_sd", emitted_kl=1e-14, emitted_tv=5e-8))
+    assert report.is_lossless(row("x", "method=sjd", emitted_kl=1e-14, emitted_tv=5e-8))
     assert not report.is_lossless(row("x", "method=sjd", emitted_kl=1e-3))
     assert not report.is_lossless(row("x", "method=sjd", emitted_tv=1e-3))  # an infinite KL is an empty cell
 

@@ -1,0 +1,80 @@
+"""Pages are filled from templates and rows."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pages
+import pytest
+from commands import case
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def problems(template: str, rows: pages.Rows, whole: bool = True) -> list[str]:
+    return [problem.what for problem in pages.filled(template, rows, "page", whole)[0]]
+
+
+@pytest.fixture(scope="module")
+def rows() -> pages.Rows:
+    return pages.Rows(ROOT / "results", defined={"three": "[3, 2.5]"})
+
+
+def test_a_slot_has_the_values_in_the_format_of_its_text(rows: pages.Rows) -> None:
+    for template, page in (
+        ("It takes {{ 88.1 ± 0.6 | three }} steps.", "It takes 3.0 ± 2.5 steps."),
+        ("{{ 1,000 of +2.00 and 7 | 2000, 1, ... }}", "2,000 of +1.00 and 7"),
+        ("{{ -0.1 to 4e-5 | -0.25, 0.00012 }}", "-0.2 to 1e-4"),
+        ("{{ of commit 0123456 | 'f489c8f0e95d' }}", "of commit f489c8f"),
+        ("As stated{{ | 1 < 2 }}.", "As stated."),
+        ("With 16 images{{ settings }}.", "With 16 images."),
+    ):
+        with case(template):
+            assert pages.filled(template, rows, "page") == ([], page)
+
+
+def test_what_does_not_hold_is_a_problem(rows: pages.Rows) -> None:
+    for template, name in (
+        ("{{ 1 | 1, 2 }}", "2 values for the 1 numbers"),
+        ("{{ 1 | 1, 2 > 3 }}", "2 > 3"),
+        ("{{ 1 | field['nobody'].steps }}", "nobody"),
+        ("{{ 1 | no_such_name }}", "no_such_name"),
+        ("Of 16 images.", "16"),
+    ):
+        with case(template):
+            [problem] = problems(template, rows)
+            assert name in problem
+    assert problems("Of 16 images.", rows, whole=False) == []
+    assert problems("In `n=16`, [a page](a#3), 2026-11-28, Table 3.", rows) == []
+
+
+def test_lines_are_wrapped_again_and_tables_and_commands_are_not(rows: pages.Rows) -> None:
+    long = "word " * 40
+    filled = pages.wrapped(f"- {long}\n- short\n\n    {long}\n\n| {long} |\n\n{long}\n")
+    lines = filled.splitlines()
+    assert [line[:4] for line in lines[:3]] == ["- wo", "  wo", "- sh"]
+    assert f"    {long}" in lines
+    assert f"| {long} |" in lines
+    assert max(len(line) for line in lines if line[:1] not in ("|", " ")) <= 120
+
+
+def test_every_page_is_what_its_template_and_the_rows_give(capsys: pytest.CaptureFixture[str]) -> None:
+    assert pages.main([]) == 0, capsys.readouterr().out
+
+
+def test_no_page_has_code_in_comments() -> None:
+    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "results").glob("*.md")]:
+        with case(path.name):
+            assert "<!--" not in path.read_text(encoding="utf-8")
+
+
+def test_another_value_in_a_row_is_another_page(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "results", tmp_path / "results", ignore=shutil.ignore_patterns("*.png", "*.html", "tables"))
+    file = tmp_path / "results/field.csv"
+    before = pages.Rows(ROOT / "results").lines("field")["sjd"].step_compression
+    text = file.read_text(encoding="utf-8")
+    assert str(before) in text
+    file.write_text(text.replace(str(before), "7.25"), encoding="utf-8")
+    template = "SJD saves {{ 2.91 | field['sjd'].step_compression }} steps."
+    assert pages.filled(template, pages.Rows(tmp_path / "results"), "page") == ([], "SJD saves 7.25 steps.")
