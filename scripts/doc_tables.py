@@ -215,20 +215,18 @@ def table_of_mistakes() -> str:
     return markdown(body)
 
 
-def table_of_claims(page: Path = ROOT / "docs/claims.md") -> str:
-    """How many claims of each section of the page have which status: of each item, its first bold text."""
-    body, total = [["paper", "claims", *_STATUSES]], Counter[str]()
-    for section in re.split("(?m)^## ", page.read_text(encoding="utf-8"))[1:]:
-        counts = Counter[str]()
-        for claim in re.findall(r"(?ms)^- .*?(?=^- |^\n|\Z)", section):
-            status = re.search(rf"\*\*({'|'.join(_STATUSES)})(?: in kind)?\*\*( \(weak\))?", claim)
-            if status is None:
-                raise UsageError(f"{page.name}: a claim without a status: {' '.join(claim.split())[:60]}")
-            counts += Counter(claims=1, **{status[1]: 1, f"{status[1]}, weak": int(bool(status[2]))})
-        if counts:
-            body.append([re.sub(r" \([^)]*\)", "", section.partition("\n")[0]), *_counted(counts)])
-        total += counts
-    return markdown([*body, ["**all**", *_counted(total)]])
+def table_of_claims(template: Path = ROOT / "docs/templates/docs/findings.md") -> str:
+    """How many published claims of each paper have which status. A row: | paper, place | claim | status | ... |."""
+    _, _, rows = template.read_text(encoding="utf-8").partition("\n| paper, place | claim | status |")
+    body, papers = [["paper", "claims", *_STATUSES]], dict[str, Counter[str]]()
+    for paper, claim, cell in re.findall(r"(?m)^\| ([^,|]+),[^|]* \| ([^|]+) \| ([^|]+) \|", rows):
+        status = re.fullmatch(rf"({'|'.join(_STATUSES)})(?: in kind)?( \(weak\))?", cell)
+        if status is None:
+            raise UsageError(f"{template.name}: a claim without a status: {claim}")
+        counts = Counter(claims=1, **{status[1]: 1, f"{status[1]}, weak": int(bool(status[2]))})
+        papers[paper] = papers.get(paper, Counter()) + counts
+    body += [[paper, *_counted(counts)] for paper, counts in papers.items()]
+    return markdown([*body, ["**all**", *_counted(sum(papers.values(), Counter()))]])
 
 
 def _counted(counts: Mapping[str, int]) -> list[str]:
