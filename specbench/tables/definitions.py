@@ -495,9 +495,9 @@ STANDARD = {
 }
 #: Remarks of several tables, by their names in conf/suite.
 REMARKS = {
-    "other_models": "Measured and published lines follow different protocols, and are of different models where their "
+    "other_models": "Measured and published values follow different protocols, and are of different models where their "
     "names differ. Compare the methods of one model with each other, not a measured value with a published one.",
-    "one_model": "Measured and published lines are of different models: compare the lines of one model with each "
+    "one_model": "Measured and published values are of different models: compare the values of one model with each "
     "other.",
     "points_only": "The paper draws its points and prints no values: nothing published to compare with.",
     "bars_only": "The paper draws its bars and prints no values: nothing published to compare with.",

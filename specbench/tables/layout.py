@@ -1,12 +1,13 @@
-"""The content of a table: every cell, and the notes that explain the cells.
+"""The content of a table: every cell with the notes that explain it (`TableSheet`), and its arrangement for readers
+(`PrintedTable`).
 
-Measured and published values never share a cell or a line. A cell without a value carries a note with the reason.
+Measured and published values never share a cell. A cell without a value carries a note with the reason.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from string import ascii_lowercase
 from typing import Any
@@ -27,6 +28,10 @@ NORMAL95 = 1.959963984540054
 
 #: The mark of a value that differs significantly from vanilla AR's.
 DIFFERS = "*"
+#: With at most so many published models, the measured and the published values of a method are in one line.
+SIDE_BY_SIDE = 2
+_NOT_PRINTED = "Not in the paper's table."
+_NO_DIFFERENCE = "One of the two values is missing."
 #: Labels of the lines above the table, and the columns of the measured rows that they list.
 _PROVENANCE = (
     ("Device", ("device_name", "device", "threads", "dtype", "engine")),
@@ -41,27 +46,35 @@ _WITHOUT_NAME = ("device_name", "device", "dtype", "engine", "commit", "model", 
 
 @dataclass(frozen=True)
 class TableCell:
-    """A value as text, its spread as text ("" = none) and the marks of its notes. "" is a missing value."""
+    """A value as text, its spread as text ("" = none) and the marks of its notes. "" is a missing value. bold: whether
+    it is printed so, as measured values next to published ones are."""
 
     value: str = ""
     spread: str = ""
     marks: tuple[str, ...] = ()
+    bold: bool = False
 
 
 @dataclass(frozen=True)
 class Header:
     """The head of a column: its label, the better direction ("higher", "lower", or "" for neither), and the marks of
-    its notes."""
+    its notes. source: where its values come from, with the marks of its notes; "" if the lines say so."""
 
     label: str
     better: str
     marks: tuple[str, ...]
+    source: str = ""
+    source_marks: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return f"{self.label}, {self.source}" if self.source else self.label
 
 
 @dataclass(frozen=True)
 class TableEntry:
-    """One printed line of the table. kind: "measured", "published", or "difference", which is measured minus published;
-    row_id: the row with its values."""
+    """The values of a method from one source. kind: "measured", "published", or "difference", which is measured minus
+    published; row_id: the row with its values."""
 
     method: str
     kind: str
@@ -74,7 +87,7 @@ class TableEntry:
 
 @dataclass(frozen=True)
 class TableSheet:
-    """Everything that a renderer prints. Renderers add no facts."""
+    """Everything about a table. Renderers add no facts. A method's entries begin with the measured one."""
 
     id: str
     title: str
@@ -220,15 +233,15 @@ class _Builder:
             why = self.table.no_run(line, model) or f"Not measured yet; to measure it: {self.command}"
             return TableEntry(line.label, "measured", model, (), (notes.gap(why),) * len(columns))
         cells = tuple(self._measured_cell(line, column, row) for column in columns)
-        empty = {c.key for c in columns if not row.get(c.key)}
-        told = [r for r in remarks_of(row) if r.column in empty or r.column not in COLUMNS]
-        marks = (notes.mark(f"From the row: {remark_text.joined(told)}."),) if told else ()
+        told = [remark_text.said(r) for r in remarks_of(row) if r.column not in COLUMNS]
+        marks = tuple(notes.mark(f"Remark of the run: {text}.") for text in told)
         return TableEntry(line.label, "measured", model, marks, cells, row_id=row.get("run_id", ""))
 
     def _measured_cell(self, line: Line, column: Column, row: Cells) -> TableCell:
         text, place = row.get(column.key, ""), (line.key, column.key)
         if not text:
-            return self.notes.gap("The run did not measure this.")
+            why = remark_text.of_column(remarks_of(row), column.key)
+            return self.notes.gap(f"The run did not measure this{why and f': {why}'}.")
         spread = row.get(column.spread, "") if column.spread else ""
         try:
             if spread and not math.isfinite(float(spread)):
@@ -254,7 +267,7 @@ class _Builder:
     def _published(self, line: Line, model: str, row: PublishedRow | None) -> TableEntry:
         notes = self.notes
         if row is None:
-            gaps = (notes.gap("Not in the paper's table."),) * len(self.table.columns)
+            gaps = (notes.gap(_NOT_PRINTED),) * len(self.table.columns)
             return TableEntry(line.label, "published", model, (), gaps)
         hint = f"Evidence grade '{row.evidence}': a hint, not the paper's own table."
         marks = () if row.trusted else (notes.mark(hint),)
@@ -271,7 +284,7 @@ class _Builder:
         for column in self.table.columns:
             text, published = row.get(column.key, ""), printed.cells.get(column.printed, "")
             if not text or not published:
-                cells.append(self.notes.gap("One of the two values is missing."))
+                cells.append(self.notes.gap(_NO_DIFFERENCE))
             elif column.key == "clip_score" and printed.cells.get("clip_scale", "cosine") != "cosine":
                 cells.append(self.notes.gap("The paper's values are on another scale."))
             else:
@@ -384,3 +397,145 @@ def facts(rows: Sequence[Cells]) -> tuple[tuple[str, str], ...]:
     if dates:
         facts.append(("Date", dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"))
     return tuple(facts)
+
+
+# --- the arrangement for readers --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PrintedTable:
+    """A sheet without the lines and columns that are empty throughout. Its remarks say what was left out, and why.
+    names: how many of its columns, from the first on, name a line, such as its method."""
+
+    names: int
+    headers: tuple[Header, ...]
+    lines: tuple[tuple[TableCell, ...], ...]
+    notes: tuple[tuple[str, str], ...]
+    remarks: tuple[str, ...]
+
+
+#: The number of names, the headers, and the lines.
+_Columns = tuple[int, list[Header], list[tuple[TableCell, ...]]]
+
+
+def printed(sheet: TableSheet) -> PrintedTable:
+    """Arranges a sheet: the values of a method are in one line if the paper has few models, else in one line per model.
+    The marks of the notes follow the order of reading."""
+    notes = Notes({text: mark for mark, text in sheet.notes})
+    published = [_has_value(e.cells) for e in sheet.entries if e.kind == "published"]
+    entries = [e for e in sheet.entries if e.kind == "measured" or _has_value(e.cells)]
+    remarks: list[str] = []
+    if len({e.model for e in entries if e.kind == "published"}) <= SIDE_BY_SIDE:
+        names, headers, lines = _side_by_side(sheet, notes)
+        kind = "Lines"
+    else:
+        names, headers, lines = _one_below_the_other(sheet.headers, entries)
+        kind = "Measured lines"
+        if absent := published.count(False):
+            remarks.append(f"Published lines without any value are left out: {absent}.")
+    texts = {mark: text for text, mark in notes.marks.items()}
+    filled = [line for line in lines if _has_value(line[names:])]
+    remarks += _left_out(kind, [(line[0].value, line) for line in lines if line not in filled], texts)
+    columns = [[line[i] for line in filled] for i in range(len(headers))]
+    shown = [i for i, cells in enumerate(columns) if i < names or _has_value(cells)]
+    empty = [(headers[i].title, cells) for i, cells in enumerate(columns) if filled and i not in shown]
+    remarks += _left_out("Columns", empty, texts)
+    order = Notes()
+
+    def marks(old: Iterable[str]) -> tuple[str, ...]:
+        return tuple(mark if mark == DIFFERS else order.mark(texts[mark]) for mark in old)
+
+    heads = [
+        replace(headers[i], marks=marks(headers[i].marks), source_marks=marks(headers[i].source_marks)) for i in shown
+    ]
+    printed_lines = []
+    for before, line in zip([(), *filled], filled, strict=False):
+        first = TableCell() if line[:1] == before[:1] else line[0]  # a method is named once
+        cells = (first, *(line[i] for i in shown[1:]))
+        printed_lines.append(tuple(replace(cell, marks=marks(cell.marks)) for cell in cells))
+    star = [(DIFFERS, texts[DIFFERS])] if DIFFERS in texts else []
+    return PrintedTable(names, tuple(heads), tuple(printed_lines), (*order.all(), *star), (*remarks, *sheet.remarks))
+
+
+def _side_by_side(sheet: TableSheet, notes: Notes) -> _Columns:
+    """One line for each method, with a column for each source of a value. A mark of all entries of a source is in the
+    header."""
+    methods: list[dict[str, TableEntry]] = []  # by source
+    for e in sheet.entries:
+        if e.kind == "measured":
+            methods.append({})
+        methods[-1][_source(e)] = e
+    by_source: dict[str, list[TableEntry]] = {"measured": []}
+    for source, e in (pair for method in methods for pair in method.items()):
+        by_source.setdefault(source, []).append(e)
+    shared = {source: _shared_marks(group) for source, group in by_source.items()}
+    columns = [
+        (i, source)
+        for i in range(len(sheet.headers))
+        for source, group in by_source.items()
+        if source == "measured" or _has_value(e.cells[i] for e in group)
+    ]
+    single = all(source == "measured" for _, source in columns)
+    several = len({e.model for e in by_source["measured"]}) > 1
+    headers = [Header("Method", "", shared["measured"]), *[Header("Model", "", ())] * several]
+    names = len(headers)
+    for i, source in columns:
+        of = () if source == "measured" else shared[source]
+        headers.append(replace(sheet.headers[i], source="" if single else source, source_marks=of))
+    lines = []
+    for method in methods:
+        measured = method["measured"]
+        line = [TableCell(measured.method, marks=_without(measured.marks, shared["measured"]))]
+        line += [TableCell(measured.model)] * several
+        for i, source in columns:
+            entry = method.get(source)
+            if entry is None:
+                line.append(notes.gap(_NOT_PRINTED if source.startswith("published") else _NO_DIFFERENCE))
+            elif source == "measured":
+                line.append(replace(entry.cells[i], bold=not single))
+            else:
+                own = _without(entry.marks, shared[source]) if entry.cells[i].value else ()
+                line.append(replace(entry.cells[i], marks=(*own, *entry.cells[i].marks)))
+        lines.append(tuple(line))
+    return names, headers, lines
+
+
+def _source(entry: TableEntry) -> str:
+    """The source of an entry's values, in the header of a column."""
+    if entry.kind == "measured":
+        return "measured"
+    return f"{'measured minus ' if entry.kind == 'difference' else ''}published for {entry.model}"
+
+
+def _shared_marks(entries: Sequence[TableEntry]) -> tuple[str, ...]:
+    """The marks that all of these entries have, apart from those without any value."""
+    marks = [e.marks for e in entries if _has_value(e.cells)]
+    return tuple(mark for mark in marks[0] if all(mark in others for others in marks)) if marks else ()
+
+
+def _without(marks: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
+    return tuple(mark for mark in marks if mark not in others)
+
+
+def _one_below_the_other(headers: Sequence[Header], entries: Sequence[TableEntry]) -> _Columns:
+    """One line for each entry, which names its source."""
+    lines = []
+    for e in entries:
+        bold = e.kind == "measured"
+        source = TableCell(f"{e.kind}, {e.model}", marks=e.marks, bold=bold)
+        lines.append((TableCell(e.method), source, *(replace(cell, bold=bold) for cell in e.cells)))
+    return 2, [Header("Method", "", ()), Header("Source", "", ()), *headers], lines
+
+
+def _has_value(cells: Iterable[TableCell]) -> bool:
+    return any(cell.value for cell in cells)
+
+
+def _left_out(what: str, empty: Iterable[tuple[str, Iterable[TableCell]]], texts: Mapping[str, str]) -> Iterator[str]:
+    """Names the lines or columns without any value, with the notes of their cells."""
+    names: dict[str, list[str]] = {}  # by reason
+    for name, cells in empty:
+        reason = " ".join(dict.fromkeys(texts[mark] for cell in cells for mark in cell.marks))
+        names.setdefault(reason, []).append(name)
+    for reason, group in names.items():
+        yield f"{what} without any value are left out: {'; '.join(group)}. {reason}"

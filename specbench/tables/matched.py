@@ -28,6 +28,8 @@ GroupKey = tuple[str, str, str]  # panel, x, y
 Pair = tuple[Cells, float]  # its row and its adjusted p
 PairGroups = dict[GroupKey, list[Pair]]
 _MISSING = "Not compared: runs are missing or did not measure this, or the curves have no common range."
+_NO_RATIO = "No ratio: a mean is not above 0 in every sample of the prompts."
+_NO_TEST = "No test: every sample of the prompts has the same difference."
 _ACROSS = 3  # axes in a row of the figure
 
 
@@ -44,7 +46,7 @@ def build(todo: TablePlan, command: str) -> TableSheet:
             cells: list[TableCell] = []
             for x, y in compared:
                 pair = pairs.get((panel.label, x, y, a.label, b.label))
-                cells += [notes.gap(_MISSING)] * 5 if pair is None else _cells(pair, columns[y].decimals)
+                cells += [notes.gap(_MISSING)] * 5 if pair is None else _cells(pair, columns[y].decimals, notes)
             label = f"{panel.label}: {b.label} against {a.label}"
             entries.append(TableEntry(label, "measured", todo.model, (), tuple(cells)))
     rows = comparable(table, todo.rows)
@@ -114,14 +116,15 @@ def _headers(y: Column, x: str, notes: Notes) -> Iterator[Header]:
         yield Header(label, y.better if label.endswith("difference") else "", (notes.mark(text),))
 
 
-def _cells(pair: Pair, decimals: int) -> list[TableCell]:
+def _cells(pair: Pair, decimals: int, notes: Notes) -> list[TableCell]:
     row, p = pair
     spans = [f"{low:.2f} to {high:.2f} ({'above' if up else 'below'})" for low, high, up in stretches(row)]
+    mean_ratio = ratio(row)
     return [
         TableCell(f"{float(row['from_x']):.2f} to {float(row['to_x']):.2f}"),
-        TableCell(ratio(row) or "—"),
+        TableCell(mean_ratio) if mean_ratio else notes.gap(_NO_RATIO),
         TableCell(signed(row, decimals)),
-        TableCell(f"{p:.2g}" if row["p"] else "—"),
+        TableCell(f"{p:.2g}") if row["p"] else notes.gap(_NO_TEST),
         TableCell("; ".join(spans) or "nowhere"),
     ]
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from specbench.errors import UsageError, unknown
 from specbench.storage.files import write_atomically
-from specbench.tables import figures, filled, matched
-from specbench.tables.layout import TableCell, TableSheet
+from specbench.tables import figures, filled, layout, matched
+from specbench.tables.layout import Header, PrintedTable, TableCell, TableSheet
 from specbench.tables.table_runs import TablePlan
 
+#: The labels of the lines above a table.
+_PROVENANCE = (("Paper", "Command"), ("Device", "Software", "Commit", "Date"), ("Model", "Sampling", "Prompts"))
 _ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -32,10 +35,10 @@ _LATEX = {
     "×": r"$\times$",
     "↑": r"$\uparrow$",
     "↓": r"$\downarrow$",
-    "δ": r"$\delta$",
-    "λ": r"$\lambda$",
-    "ν": r"$\nu$",
-    "ω": r"$\omega$",
+    **{
+        letter: rf"$\{name}$"
+        for letter, name in zip("αγδελντω", "alpha gamma delta epsilon lambda nu tau omega".split())
+    },
 }
 
 
@@ -52,25 +55,42 @@ def latex_text(text: str) -> str:
 
 def markdown(sheet: TableSheet) -> str:
     """The sheet as a Markdown document: provenance, the table, its notes, and the commands of the lines."""
-    mark = _markdown_marks
-    out = [f"# {markdown_text(sheet.title)}", ""]
-    out += [f"- Paper: {markdown_text(sheet.paper)}"]
-    out += [f"- {label}: {_code(text) if label == 'Command' else markdown_text(text)}" for label, text in sheet.facts]
-    head = [f"{markdown_text(h.label)}{_ARROWS[h.better]}{mark(h.marks)}" for h in sheet.headers]
-    out += ["", _line(["Method", "Source", *head]), _line(["---", "---", *["---:"] * len(head)])]
-    previous = None
-    for e in sheet.entries:
-        source = f"{e.kind}, {markdown_text(e.model)}{mark(e.marks)}"
-        cells = [_markdown_cell(c) for c in e.cells]
-        if e.kind == "measured":
-            source, cells = f"**{source}**", [f"**{c}**" if e.cells[i].value else c for i, c in enumerate(cells)]
-        out.append(_line([markdown_text(e.method) if e.method != previous else "", source, *cells]))
-        previous = e.method
-    out += ["", *[f"- <sup>{m}</sup> {markdown_text(text)}" for m, text in sheet.notes]]
-    out += ["", *[f"{markdown_text(text)}\n" for text in sheet.remarks]]
-    out += ["The run of each measured line:", ""] if sheet.commands else []
-    out += [f"- {markdown_text(label)}: {_code(command)}" for label, command in sheet.commands]
+    table = layout.printed(sheet)
+    out = [
+        f"# {markdown_text(sheet.title)}",
+        "",
+        *(f"- {text}" for text in _provenance(sheet, markdown_text, _code)),
+        "",
+    ]
+    if table.lines:
+        out.append(_line([f"{markdown_text(h.label)}{_ARROWS[h.better]}{_of(h)}" for h in table.headers]))
+        out.append(_line(["---"] * table.names + ["---:"] * (len(table.headers) - table.names)))
+        for line in table.lines:
+            out.append(_line([_markdown_cell(cell, "" if i < table.names else "—") for i, cell in enumerate(line)]))
+        out += ["", *[f"- <sup>{m}</sup> {markdown_text(text)}" for m, text in table.notes], ""]
+    out += [f"{markdown_text(text)}\n" for text in table.remarks]
+    if sheet.commands:
+        out += [f"<details><summary>Commands of the runs: {len(sheet.commands)}</summary>", ""]
+        out += [f"- {markdown_text(label)}: {_code(command)}" for label, command in sheet.commands]
+        out += ["", "</details>"]
     return "\n".join(out).rstrip() + "\n"
+
+
+def _provenance(sheet: TableSheet, escaped: Callable[[str], str], code: Callable[[str], str]) -> Iterator[str]:
+    """The lines above a table: its paper, the machine of its values, and what they measure."""
+    facts = {"Paper": sheet.paper, **dict(sheet.facts)}
+    for labels in _PROVENANCE:
+        known = [label for label in labels if facts.get(label)]
+        if known:
+            yield " ".join(
+                f"{label}: {code(facts[label]) if label == 'Command' else escaped(facts[label])}." for label in known
+            )
+
+
+def _of(header: Header) -> str:
+    """The source of a column's values in Markdown, with all marks of the header."""
+    source = f", {markdown_text(header.source)}" if header.source else ""
+    return source + _markdown_marks((*header.marks, *header.source_marks))
 
 
 def _line(cells: list[str]) -> str:
@@ -86,28 +106,19 @@ def _markdown_marks(marks: tuple[str, ...]) -> str:
     return f"<sup>{','.join(marks)}</sup>" if marks else ""
 
 
-def _markdown_cell(cell: TableCell) -> str:
-    text = markdown_text(cell.value) or "—"
-    return text + (f" ± {markdown_text(cell.spread)}" if cell.spread else "") + _markdown_marks(cell.marks)
+def _markdown_cell(cell: TableCell, missing: str) -> str:
+    text = markdown_text(cell.value) or missing
+    text += (f" ± {markdown_text(cell.spread)}" if cell.spread else "") + _markdown_marks(cell.marks)
+    return f"**{text}**" if cell.bold and cell.value else text
 
 
 def latex(sheet: TableSheet) -> str:
-    r"""The sheet as a LaTeX table (needs `booktabs`, `graphicx` and `textcomp`, with T1 fonts)."""
-    head = [f"{latex_text(h.label + _ARROWS[h.better])}{_latex_marks(h.marks)}" for h in sheet.headers]
-    lines = [r"\toprule", _latex_line(["Method", "Source", *head]), r"\midrule"]
-    previous = None
-    for e in sheet.entries:
-        if previous not in (None, e.method):
-            lines.append(r"\addlinespace")
-        source = f"{e.kind}, {latex_text(e.model)}{_latex_marks(e.marks)}"
-        method = latex_text(e.method) if e.method != previous else ""
-        lines.append(_latex_line([method, source, *map(_latex_cell, e.cells)]))
-        previous = e.method
-    facts = " ".join(f"{latex_text(label)}: {latex_text(text)}." for label, text in sheet.facts)
-    runs = " ".join(rf"{latex_text(label)}: \texttt{{{latex_text(command)}}}." for label, command in sheet.commands)
+    r"""The sheet as a LaTeX table (needs `booktabs`, `graphicx` and `textcomp`, with T1 fonts). The commands of the
+    lines are comments."""
+    table = layout.printed(sheet)
     label = re.sub(r"[^A-Za-z0-9:.-]", "-", sheet.id)
-    small = [rf"\textsuperscript{{{m}}} {latex_text(text)}" for m, text in sheet.notes]
-    small += [*map(latex_text, sheet.remarks), facts, runs]
+    small = [rf"\textsuperscript{{{m}}} {latex_text(text)}" for m, text in table.notes]
+    small += [*map(latex_text, table.remarks), *_provenance(sheet, latex_text, _latex_code)]
     return "\n".join(
         [
             r"% \usepackage[T1]{fontenc} \usepackage{booktabs,graphicx,textcomp}",
@@ -115,21 +126,51 @@ def latex(sheet: TableSheet) -> str:
             r"\centering",
             rf"\caption{{{latex_text(sheet.title)} ({latex_text(sheet.paper)}).}}",
             rf"\label{{tab:{label}}}",
-            r"\resizebox{\textwidth}{!}{%",
-            rf"\begin{{tabular}}{{ll{'r' * len(head)}}}",
-            *lines,
-            r"\bottomrule",
-            r"\end{tabular}%",
-            "}",
+            *(_latex_table(table) if table.lines else []),
             "",
             r"\medskip",
             r"\begin{minipage}{\textwidth}\footnotesize\raggedright",
-            " \\\\\n".join(text for text in small if text),
+            " \\\\\n".join(small),
             r"\end{minipage}",
             r"\end{table*}",
+            *(f"% {' '.join(label.split())}: {' '.join(command.split())}" for label, command in sheet.commands),
             "",
         ]
     )
+
+
+def _latex_table(table: PrintedTable) -> Iterator[str]:
+    names, grouped = table.names, any(not line[0].value for line in table.lines)
+    yield r"\resizebox{\textwidth}{!}{%"
+    yield rf"\begin{{tabular}}{{{'l' * names}{'r' * (len(table.headers) - names)}}}"
+    yield from (r"\toprule", *_latex_head(table), r"\midrule")
+    for i, line in enumerate(table.lines):
+        if grouped and i and line[0].value:
+            yield r"\addlinespace"
+        yield _latex_line([_latex_cell(cell, "" if k < names else "---") for k, cell in enumerate(line)])
+    yield from (r"\bottomrule", r"\end{tabular}%", "}")
+
+
+def _latex_head(table: PrintedTable) -> list[str]:
+    """The line of labels, over the line of their sources if the columns have these."""
+    labels: list[str] = []
+    rules: list[str] = []
+    sources: list[str] = []
+    at = 1
+    for _, group in itertools.groupby(table.headers, lambda h: (h.label, h.marks)):
+        first, *more = columns = list(group)
+        text = f"{latex_text(first.label + _ARROWS[first.better])}{_latex_marks(first.marks)}"
+        labels.append(rf"\multicolumn{{{len(columns)}}}{{c}}{{{text}}}" if more else text)
+        rules += [rf"\cmidrule(lr){{{at}-{at + len(more)}}}"] if more else []
+        sources += map(_latex_source, columns)
+        at += len(columns)
+    return [_latex_line(labels), *rules, *([_latex_line(sources)] if any(sources) else [])]
+
+
+def _latex_source(header: Header) -> str:
+    """The source of a column's values, in two lines if it names a model."""
+    lines = r"\\ for ".join(map(latex_text, header.source.split(" for ", 1)))
+    return rf"\shortstack[r]{{{lines}}}{_latex_marks(header.source_marks)}" if lines else ""
 
 
 def _latex_line(cells: list[str]) -> str:
@@ -140,10 +181,15 @@ def _latex_marks(marks: tuple[str, ...]) -> str:
     return rf"\textsuperscript{{{','.join(marks)}}}" if marks else ""
 
 
-def _latex_cell(cell: TableCell) -> str:
+def _latex_code(text: str) -> str:
+    return rf"\texttt{{{latex_text(text)}}}"
+
+
+def _latex_cell(cell: TableCell, missing: str) -> str:
     value = re.sub(r"^-", r"$-$", cell.value)  # a minus sign, not a hyphen
-    text = (value if value != cell.value else latex_text(value)) if cell.value else "---"
-    return text + (rf" $\pm$ {latex_text(cell.spread)}" if cell.spread else "") + _latex_marks(cell.marks)
+    text = (value if value != cell.value else latex_text(value)) if cell.value else missing
+    text += (rf" $\pm$ {latex_text(cell.spread)}" if cell.spread else "") + _latex_marks(cell.marks)
+    return rf"\textbf{{{text}}}" if cell.bold and cell.value else text
 
 
 def as_csv(sheet: TableSheet) -> str:

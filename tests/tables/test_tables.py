@@ -202,7 +202,7 @@ def test_a_table_is_filled_by_another_command(tables: Tables, tmp_path: Path) ->
             assert ran == [f"model=llamagen_scenes {run}" for run in runs]
         assert len(table_runs.ROW_FILES[command].read(tmp_path / "results" / command / f"{name}.csv")) == len(runs)
         text = (tmp_path / "results" / "tables" / f"{name}.md").read_text()
-        assert "**2.50**" in text  # step_ms, entropy
+        assert "| 2.50 |" in text  # step_ms, entropy
         assert all(f"specbench {command} model=llamagen_scenes {run}{more}" in text for run in runs)
         assert (tmp_path / "results" / "tables" / f"{name}.svg").is_file()
 
@@ -289,7 +289,7 @@ def test_a_line_with_fewer_seeds_says_so(tables: Tables, tmp_path: Path) -> None
             tables("coolsd_table1", "timed=0", "--seeds", seeds, bench=bench)
         tables("coolsd_table1", "timed=0", "--seeds", seeds, "--no-run")
         lines = (tmp_path / "results/tables/coolsd_table1.md").read_text().splitlines()
-        [second] = [line for line in lines if line.startswith(f"| {RUNS[1].label} | **measured")]
+        [second] = [line for line in lines if line.startswith(f"| {RUNS[1].label}")]
         assert f"**{shown}**" in second
         assert any("mean over 2 runs" in line for line in lines) == note
 
@@ -498,8 +498,12 @@ def test_the_difference_from_the_paper_is_of_the_same_model() -> None:
     assert (speed.value, speed.spread, clip.value) == ("-0.07", "", "-0.0108")  # 1.10 - 1.17, 0.31 - 0.3208
     assert (fid.value, bool(fid.marks)) == ("", True)
     assert sheet.entries[sheet.entries.index(entry) - 1].kind == "published"
-    for text in (render.markdown(sheet), render.latex(sheet), render.as_csv(sheet)):
-        assert "difference" in text
+    shown = layout.printed(sheet)
+    [line] = [line for line in shown.lines if line[0].value == entry.method]
+    cells = zip(shown.headers, line, strict=True)
+    minus = [cell.value for header, cell in cells if header.source.startswith("measured minus published")]
+    assert minus == ["-0.07", "+0.05", "-0.0108"]
+    assert "difference" in render.as_csv(sheet)
     table, published = TABLES["sjd_table4"], literature.load("sjd_table4")
     entries = layout.build(table, "anole", {"sjd": _row(clip_score="0.3")}, published, {}, "").entries
     assert [e.cells[-1].value for e in entries if e.kind == "difference"] == [""]  # cosines times 100
@@ -531,7 +535,8 @@ def test_notes_of_rows_about_a_column_are_in_its_head_once() -> None:
     sheet = _sheet(
         {"eagle1": _row(clip_score="", remarks=_remarks(free("no weights").about("clip_score")))}
     )  # a line without the value
-    assert any("clip_score: no weights" in text for _, text in sheet.notes)
+    [unscored] = [e.cells[0] for e in sheet.entries if e.kind == "measured" and e.row_id]
+    assert "no weights" in dict(sheet.notes)[unscored.marks[0]]
 
 
 def test_more_notes_than_letters() -> None:
@@ -545,19 +550,22 @@ def test_markdown_and_latex_are_tables_of_equal_lines() -> None:
     sheet = _sheet(_all_rows(fid_backend="a | b", device_name="50% & #1_{x} ~^\\"))
     text = render.markdown(sheet)
     lines = [line for line in text.splitlines() if line.startswith("|")]
-    assert len(lines) == 2 + 3 * len(TABLE.lines) - 2  # no paper prints UniformRSD
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {3 + len(TABLE.columns)}
-    assert "| Target Model | **measured, llamagen\\_scenes** | **0.7101 ± 0.0123** |" in text
-    assert "|  | published, LlamaGen-XL | 0.3162 | 21.08 | -0.0763 | 1.00 ± 0.00 | 10.11 ± 0.82 | 1.00 |" in text
+    assert len(lines) == 2 + len(TABLE.lines)
+    columns = 1 + 3 * len(TABLE.columns)  # measured, and two published models
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {1 + columns}
+    assert "| Target Model | **0.7101 ± 0.0123** | 0.3330 | 0.3162 | **8.50** | 28.99 | 21.08 |" in text
+    assert "| 0.6855 | -0.0763 | **1.11 ± 0.20** | 1.00 ± 0.00 | 1.00 ± 0.00 |" in text
     assert "a \\| b" in text
 
     text = render.latex(sheet)
     body = text[text.index(r"\toprule") : text.index(r"\bottomrule")]
     lines = [line for line in body.splitlines() if line.endswith(r"\\")]
-    assert len(lines) == 1 + 3 * len(TABLE.lines) - 2
-    assert {len(re.findall(r"(?<!\\)&", line)) for line in lines} == {1 + len(TABLE.columns)}
-    assert r"\begin{tabular}{llrrrrrr}" in text
-    printed = r" & published, LlamaGen-XL & 0.3162 & 21.08 & $-$0.0763 & 1.00 $\pm$ 0.00 & 10.11 $\pm$ 0.82 & 1.00 \\"
+    assert len(lines) == 2 + len(TABLE.lines)
+    spans = re.findall(r"\\multicolumn\{(\d)\}", lines[0])
+    assert 1 + sum(map(int, spans)) == columns
+    assert {1 + len(re.findall(r"(?<!\\)&", line)) for line in lines[1:]} == {columns}
+    assert rf"\begin{{tabular}}{{l{'r' * (columns - 1)}}}" in text
+    printed = r" & $-$0.0763 & \textbf{1.11 $\pm$ 0.20} & 1.00 $\pm$ 0.00 & 1.00 $\pm$ 0.00 & "
     assert printed in text
     assert r"50\% \& \#1\_\{x\} \textasciitilde{}\textasciicircum{}\textbackslash{}" in text
     ends = "begin{table begin{tabular end{tabular begin{minipage end{minipage end{table"
