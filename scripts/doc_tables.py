@@ -1,5 +1,5 @@
 """Tables in pages, which `pages` draws from rows. A function takes the plan of a table of `specbench tables`,
-and a mark its name:
+and a slot its name:
 
     table('field', 'step_compression, emitted_kl', lines='vanilla, sjd')
     table_of_pairs('relaxed_equal', 'UniformRSD', 'Cool-SD, exponential', 'band')
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,9 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from specbench.audit import model_recipes, verdicts
-from specbench.config import parameters
+from specbench.config import configuration, parameters
 from specbench.errors import UsageError
+from specbench.rows import provenance, report_text
 from specbench.rows.columns import SHOWN, stderr_of
+from specbench.rows.csv_files import read_rows
 from specbench.rows.paired import LEVEL
 from specbench.storage.csv_text import csv_lines
 from specbench.tables import matched
@@ -360,6 +363,16 @@ def _others(published: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={_text(x)}" for name, x in stated.items() if _text(x) != _text(settings[name]))
 
 
+def main_job() -> str:
+    """The lines with which `make run` ends, by its row."""
+    [row] = read_rows(ROOT / "results/main_job.csv")
+    config = configuration.compose(["method=cool_sd", "delta=1.1", "n=16"])
+    if row["config_hash"] != provenance.config_hash(config):
+        raise UsageError("results/main_job.csv is not of today's main job: run it again, and collect its row")
+    lines = report_text.report(row, config).splitlines()
+    return "\n".join(textwrap.fill(line, 110, initial_indent="    ", subsequent_indent=" " * 23) for line in lines)
+
+
 WHOLE = {
     draw.__name__: draw
     for draw in (
@@ -373,5 +386,6 @@ WHOLE = {
         table_of_gpu_speedups,
         table_of_gpu_gates,
         joined_table,
+        main_job,
     )
 }

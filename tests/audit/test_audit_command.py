@@ -50,7 +50,7 @@ def arrays(vocab: int = 3, length: int = 3) -> dict[str, np.ndarray]:
 
 
 def test_an_audit_prints_a_table_and_writes_it(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(built_in, "TINY", {})
+    monkeypatch.setattr(model_recipes, "TINY", {})
     words = "method=sd window=2 temperature=0.7 audit.samples=2e3 audit.seed=3 audit.margin=1 out=a/b.csv"
     code, out, err = call(*words.split())
     assert code == 0
@@ -144,9 +144,9 @@ def only_methods(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 
 def test_every_preset_can_be_audited(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(built_in, "TABLES", {"v3t5": model_recipes.TABLES["v3t5"]})
-    monkeypatch.setattr(built_in, "DENSITIES", {"d2t4": model_recipes.DENSITIES["d2t4"]})
-    monkeypatch.setattr(built_in, "TINY", {})
+    monkeypatch.setattr(model_recipes, "TABLES", {"v3t5": model_recipes.TABLES["v3t5"]})
+    monkeypatch.setattr(model_recipes, "DENSITIES", {"d2t4": model_recipes.DENSITIES["d2t4"]})
+    monkeypatch.setattr(model_recipes, "TINY", {})
     code, out, err = call("--all", "audit.samples=1000", "audit.margin=1", "out=all.csv")
     assert code == 1
     rows = cells_of(tmp_path / "all.csv")

@@ -78,6 +78,8 @@ NOT_RUN = {
     "specbench run -m --dry-run model=lumina_mgpt": "takes seconds for its shapes; test_dry_run",
     "specbench run --dry-run": "the same",
     "specbench tables coolsd_table1 --model llamagen_xl --dry-run": "the same",
+    "specbench tables relaxed": "draws many curves; test_equal draws such a table",
+    "specbench audit method=cspd gamma=8": "audits for seconds; test_audit_command",
     "specbench show": "needs rows of a reader's own; test_collected has some",
     "specbench collect": "the same",
     "specbench tables verification_gain": "decodes for an hour",
