@@ -49,7 +49,7 @@ def test_a_run_finds_the_drafter_without_an_argument(
         assert cli.main(["tables", "lantern_table1", "--model", model, "--n", "1", "reduced=true", "warmup=0"]) == 2
         captured = capsys.readouterr()
         assert "Medusa" in captured.err
-    assert "| EAGLE-2 | **" in captured.out
+        assert "| EAGLE-2 | **" in captured.out
         assert {row["method"] for row in read_rows(tmp_path / "results/lantern_table1.csv")} >= {"eagle2"}
 
 
