@@ -370,7 +370,8 @@ def main_job() -> str:
     if row["config_hash"] != provenance.config_hash(config):
         raise UsageError("results/main_job.csv is not of today's main job: run it again, and collect its row")
     lines = report_text.report(row, config).splitlines()
-    return "\n".join(textwrap.fill(line, 110, initial_indent="    ", subsequent_indent=" " * 23) for line in lines)
+    drawn = "\n".join(textwrap.fill(line, 116, subsequent_indent=" " * 19) for line in lines)
+    return f"```text\n{drawn}\n```"
 
 
 WHOLE = {

@@ -79,7 +79,6 @@ NOT_RUN = {
     "specbench run --dry-run": "the same",
     "specbench tables coolsd_table1 --model llamagen_xl --dry-run": "the same",
     "specbench tables relaxed": "draws many curves; test_equal draws such a table",
-    "specbench audit method=cspd gamma=8": "audits for seconds; test_audit_command",
     "specbench show": "needs rows of a reader's own; test_collected has some",
     "specbench collect": "the same",
     "specbench tables verification_gain": "decodes for an hour",
