@@ -108,6 +108,7 @@ class Rows:
         self.results, self.few, self.defined = results, few, defined or {}
         self.read, self.plan = cache(self._read), cache(self._plan)
 
+    @cached_property
     def names(self) -> dict[str, Any]:
         """The namespace of a template's slots."""
         functions = {f.__name__: f for f in (abs, all, any, len, max, min, sum, zip, get, pm, ends, apart, verdict)}
@@ -247,7 +248,7 @@ def filled(template: str, rows: Rows, where: str, whole: bool = True) -> tuple[l
     """The problems of a template, and its page. whole: a paragraph, an item or a row with numbers and without a slot is
     a problem."""
     problems: list[Problem] = []
-    names, parts, end = rows.names(), list[str](), 0
+    names, parts, end = rows.names, list[str](), 0
     for slot in _SLOT.finditer(template):
         at = f"{where}:{template.count(chr(10), 0, slot.start()) + 1}"
         parts.append(template[end : slot.start()])
