@@ -98,76 +98,15 @@ def measure(cfg: RunConfig, plan: BenchPlan) -> dict[str, Any]:
 
 
 def _discrete(pipeline: Pipeline, conditioning: Any, plan: BenchPlan, rows: int) -> dict[str, Any]:
-    device, target = pipeline.device, pipeline.model.target
-    rng = RandomStreams([(0, i) for i in range(rows)], device)
-    drafter, guided = pipeline.config.drafter, pipeline.config.sampling.guided
     if plan.forced is not None:
-        if plan.forced > drafter.shape.height + 1:
-            raise UsageError(
-                f"forced_accept={plan.forced:g} is more than the {drafter.shape.height + 1} tokens that a step of this"
-                " method can commit; give a smaller one, or longer drafts"
-            )
-        pipeline = pipeline.overridden(ForcedLength(plan.forced))
+        pipeline = _forced(pipeline, plan.forced)
     vanilla = pipeline.vanilla()
     with torch.inference_mode():
-        _tune(pipeline, plan.nodes, 2 * rows if guided else rows, plan.context or target.length)
-        clock = Clock(device)
-        decoding = pipeline.images(conditioning, rng, clock)
-        context = position_of(decoding, plan.context)
-        parts = _steps(decoding, clock, plan, context)
-        del decoding  # one state at a time: the keys and values of a large model take gigabytes
-        again = pipeline.images(conditioning, rng)
-        with Passes(device, floor.passes(pipeline.config.target, drafter)) as passes:
-            _take(again, plan, context, passes)
-        del again
-        single = _single_nodes(pipeline, vanilla, conditioning, rng, rows, context, plan)
-        plain, by_nodes = single.plain, single.by_nodes
-        recorded = {
-            name: _recorded(each.engine, each.images(conditioning, rng), plan, context)
-            for name, each in (("", pipeline), ("vanilla_", vanilla))
-            if isinstance(each.engine, Graphs)
-        }
-        tree, num_chains = drafter.shape.tree, drafter.shape.num_chains(target)
-        if num_chains > 1:  # as many nodes as all chains together
-            tree = build(chain_paths(num_chains * tree.nodes - 1))
-        recorded_pass = (
-            statistics.median(_pass(pipeline, conditioning, rows, tree, context, plan)) if recorded else None
-        )
-    speed = floor.bandwidth(device)
-    sequences = 2 * rows if guided else rows
-    weights, drafts, cache = (
-        floor.of_target(target),
-        floor.of_drafts(drafter, target),
-        floor.of_cache(target, sequences, context),
-    )
-    values: dict[str, Any] = {
-        "rows": sequences,
-        "context": context,
-        "nodes": tree.nodes,
-        "steps": plan.steps,
-        **{f"{name}_ms": 1e3 * value for name, value in parts.items()},
-        **{f"{name}recorded_step_ms": 1e3 * value for name, value in recorded.items()},
-        "recorded_forward_ms": None if recorded_pass is None else 1e3 * recorded_pass,
-        "passes_ms": 1e3 * statistics.median(passes.seconds()[plan.warmup :]),
-        "vanilla_step_ms": 1e3 * sum(plain.values()),
-        "vanilla_forward_ms": 1e3 * plain["forward"],
-        "bandwidth_gb_s": speed / 1e9,
-        "arithmetic_gflop_s": floor.arithmetic(device, target.output.weight.dtype) / 1e9,
-        "node_gflop": floor.operations(target, sequences, context) / 1e9,
-        "weights_gb": weights / 1e9,
-        "draft_weights_gb": drafts / 1e9,
-        "cache_gb": cache / 1e9,
-        "forward_floor_ms": 1e3 * (weights + cache) / speed,
-        "draft_floor_ms": 1e3 * drafts / speed,
-        "by_nodes": {n: 1e3 * value for n, value in by_nodes.items()},
-        "by_nodes_executed": "recorded" if recorded else "eager",
-        "attempts": single.attempts,
-    }
-    if single.bases is not None:
-        values |= {"bases_difference": single.bases.difference, "bases_noise": single.bases.noise}
-    values["step_ms"] = sum(values[f"{name}_ms"] for name in parts)
+        times = _times(pipeline, vanilla, conditioning, plan, rows)
+    sequences = 2 * rows if pipeline.config.sampling.guided else rows
+    values = {"rows": sequences, "steps": plan.steps, **_in_milliseconds(times)}
+    values |= _bounds(pipeline, sequences, times.context)
     values["step_floor_ms"] = values["forward_floor_ms"] + values["draft_floor_ms"]
-    values["passes_share"] = values["passes_ms"] / values["step_ms"]
     values |= _against_floors(values)
     if plan.images:
         decoders = [partial(each.decode, conditioning) for each in (pipeline, vanilla)]
@@ -176,6 +115,117 @@ def _discrete(pipeline: Pipeline, conditioning: Any, plan: BenchPlan, rows: int)
         values["token_floor_ms"] = values["step_floor_ms"] / values["accepted_length"]
         values["vanilla_token_floor_ms"] = values["forward_floor_ms"]
     return values
+
+
+def _forced(pipeline: Pipeline, length: float) -> Pipeline:
+    """The pipeline with drafts that are accepted as if their mean accepted length were `length`."""
+    longest = pipeline.config.drafter.shape.height + 1
+    if length > longest:
+        raise UsageError(
+            f"forced_accept={length:g} is more than the {longest} tokens that a step of this method can commit; give a"
+            " smaller one, or longer drafts"
+        )
+    return pipeline.overridden(ForcedLength(length))
+
+
+@dataclass(frozen=True)
+class _Times:
+    """Median seconds. context: positions before the timed steps; nodes: of a step's pass; parts: of the method's step,
+    in alternation with the host; passes: of the target's and the drafter's passes of a step; single: see
+    `_SingleNodes`; recorded: of replayed steps ("" and "vanilla_"), empty if the engine records none, as is
+    recorded_pass, the replayed pass over `nodes`."""
+
+    context: int
+    nodes: int
+    parts: dict[str, float]
+    passes: float
+    single: _SingleNodes
+    recorded: dict[str, float]
+    recorded_pass: float | None
+
+
+def _times(pipeline: Pipeline, vanilla: Pipeline, conditioning: Any, plan: BenchPlan, rows: int) -> _Times:
+    """Everything that is timed at one position of the image. Only one decoding exists at a time: the keys and values of
+    a large model take gigabytes."""
+    device, target, drafter = pipeline.device, pipeline.model.target, pipeline.config.drafter
+    rng = RandomStreams([(0, i) for i in range(rows)], device)
+    sequences = 2 * rows if pipeline.config.sampling.guided else rows
+    _tune(pipeline, plan.nodes, sequences, plan.context or target.length)
+
+    clock = Clock(device)
+    decoding = pipeline.images(conditioning, rng, clock)
+    context = position_of(decoding, plan.context)
+    _take(decoding, plan, context)
+    parts = _medians(clock.seconds()[plan.warmup :])
+    del decoding
+
+    decoding = pipeline.images(conditioning, rng)
+    with Passes(device, floor.passes(pipeline.config.target, drafter)) as passes:
+        _take(decoding, plan, context, passes)
+    del decoding
+
+    single = _single_nodes(pipeline, vanilla, conditioning, rng, rows, context, plan)
+    recorded = {
+        name: _recorded(each.engine, each.images(conditioning, rng), plan, context)
+        for name, each in (("", pipeline), ("vanilla_", vanilla))
+        if isinstance(each.engine, Graphs)
+    }
+    tree, num_chains = drafter.shape.tree, drafter.shape.num_chains(target)
+    if num_chains > 1:  # as many nodes as all chains together
+        tree = build(chain_paths(num_chains * tree.nodes - 1))
+    return _Times(
+        context=context,
+        nodes=tree.nodes,
+        parts=parts,
+        passes=statistics.median(passes.seconds()[plan.warmup :]),
+        single=single,
+        recorded=recorded,
+        recorded_pass=(
+            statistics.median(_pass(pipeline, conditioning, rows, tree, context, plan)) if recorded else None
+        ),
+    )
+
+
+def _in_milliseconds(times: _Times) -> dict[str, Any]:
+    """The times by the names of their columns."""
+    single = times.single
+    values: dict[str, Any] = {
+        "context": times.context,
+        "nodes": times.nodes,
+        **{f"{name}_ms": 1e3 * value for name, value in times.parts.items()},
+        **{f"{name}recorded_step_ms": 1e3 * value for name, value in times.recorded.items()},
+        "recorded_forward_ms": None if times.recorded_pass is None else 1e3 * times.recorded_pass,
+        "passes_ms": 1e3 * times.passes,
+        "vanilla_step_ms": 1e3 * sum(single.plain.values()),
+        "vanilla_forward_ms": 1e3 * single.plain["forward"],
+        "by_nodes": {n: 1e3 * value for n, value in single.by_nodes.items()},
+        "by_nodes_executed": "recorded" if times.recorded else "eager",
+        "attempts": single.attempts,
+    }
+    if single.bases is not None:
+        values |= {"bases_difference": single.bases.difference, "bases_noise": single.bases.noise}
+    values["step_ms"] = sum(values[f"{name}_ms"] for name in times.parts)
+    values["passes_share"] = values["passes_ms"] / values["step_ms"]
+    return values
+
+
+def _bounds(pipeline: Pipeline, sequences: int, context: int) -> dict[str, Any]:
+    """What a step must read and compute, what the device reads and computes in a second, and the lower bounds that
+    follow for a pass of the target and for drafting."""
+    device, target, drafter = pipeline.device, pipeline.model.target, pipeline.config.drafter
+    speed = floor.bandwidth(device)
+    weights, drafts = floor.of_target(target), floor.of_drafts(drafter, target)
+    cache = floor.of_cache(target, sequences, context)
+    return {
+        "bandwidth_gb_s": speed / 1e9,
+        "arithmetic_gflop_s": floor.arithmetic(device, target.output.weight.dtype) / 1e9,
+        "node_gflop": floor.operations(target, sequences, context) / 1e9,
+        "weights_gb": weights / 1e9,
+        "draft_weights_gb": drafts / 1e9,
+        "cache_gb": cache / 1e9,
+        "forward_floor_ms": 1e3 * (weights + cache) / speed,
+        "draft_floor_ms": 1e3 * drafts / speed,
+    }
 
 
 @dataclass(frozen=True)
@@ -263,12 +313,6 @@ def position_of(decoding: Decoding, context: int | None) -> int:
             f" {prefix + decoding.total - 1}"
         )
     return context
-
-
-def _steps(decoding: Decoding, clock: Clock, plan: BenchPlan, context: int) -> dict[str, float]:
-    """Median seconds of each part of the steps of `_take`."""
-    _take(decoding, plan, context)
-    return _medians(clock.seconds()[plan.warmup :])
 
 
 def _take(decoding: Decoding, plan: BenchPlan, context: int, passes: Passes | None = None) -> None:

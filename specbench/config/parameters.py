@@ -376,22 +376,29 @@ def _and(names: Iterable[str]) -> str:
 
 
 def settle(cfg: Mapping[str, Any], given: Iterable[str] = ()) -> dict[str, Any]:
-    """Converts a configuration that Hydra composed to the flat one that `validate` checks.
-
-    The metrics, one switch per file in conf/metrics, become a list of names, and a protocol its name and version. If a
-    part of a preset is replaced (`method=cool_sd rule=exact`), the preset's values for it are dropped if the new part
-    does not have or allow them, except the names `given` by the user: `validate` refuses these.
-    """
+    """Converts a configuration that Hydra composed to the flat one that `validate` checks: the metrics, one switch per
+    file in conf/metrics, become a list of names, and a protocol its name and version. given: the names that the user
+    gave."""
     flat = dict(cfg)
     if isinstance(flat.get("protocol"), Mapping):
         flat["protocol"] = f"{flat['protocol']['name']}@{flat['protocol']['version']}"
     if isinstance(flat.get("metrics"), Mapping):
         flat["metrics"] = [name for name, on in flat["metrics"].items() if on]
-    run_names = set(parameters_of(flat)) | set(given)
-    preset, declared_here = content("method", str(flat.get("method"))), in_run(flat)
-    result = {name: value for name, value in flat.items() if name in run_names or name not in preset}
-    for name in declared("method", str(flat.get("method"))) & result.keys() - set(given):
-        if result[name] == preset[name] and name in declared_here and not declared_here[name].allows(result[name]):
-            parts = (content(group, flat[group]) for group in reversed(PARAMETER_GROUPS))
-            result[name] = next(part[name] for part in parts if name in part)
+    return _without_lost_values(flat, frozenset(given))
+
+
+def _without_lost_values(flat: Mapping[str, Any], given: frozenset[str]) -> dict[str, Any]:
+    """The configuration without a preset's values for a part that the user replaced (`method=cool_sd rule=exact`)."""
+    result, has, parameters = dict(flat), set(parameters_of(flat)), in_run(flat)
+    for name, value in content("method", str(flat.get("method"))).items():
+        if name not in result or name in given:
+            continue  # `validate` refuses what the user gave and the new part does not have
+        if name not in has:
+            del result[name]
+        elif name in parameters and result[name] == value and not parameters[name].allows(value):
+            result[name] = next(
+                values[name]
+                for values in (content(group, flat[group]) for group in reversed(PARAMETER_GROUPS))
+                if name in values
+            )
     return result

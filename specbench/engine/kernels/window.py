@@ -43,6 +43,73 @@ def _node(PATH, MAIN, FIRST_CHILD, length, previous, height, branching):
 
 
 @triton.jit
+def _start(
+    P, PAST, UNIFORM, HISTORY, PATH, MAIN, FIRST_CHILD, row, offset, known, count, length, key, stream_number, nodes,
+    height, vocabulary, codes, side, past, held, branching,
+    INIT: tl.constexpr, SAMPLES: tl.constexpr, DRAWS: tl.constexpr, POINTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """See `Window._begin`: a position that has no distribution yet. Returns its distribution and origin, its
+    token, the offset whose token it repeats, and whether its token is drawn from the distribution instead."""
+    position, last = count + offset, count + known - 1
+    from_position, orphan = position, position >= 0
+    if INIT == 1:  # from the left neighbour, or the first position of the row of the image
+        start = position - position % side
+        from_position, orphan = tl.maximum(start, last), last < start
+    if INIT == 2:  # from the position above
+        up = (position - last + side - 1) // side * side
+        orphan = position < up
+        from_position = tl.where(orphan, position % side, position - up)
+    inside = tl.minimum(tl.maximum(from_position - count, 0), height - 1)
+    probs, origin, token, source, drawn = UNIFORM, tl.full([], _POINT, tl.int64), offset * 0, offset, 0
+    if SAMPLES:
+        if orphan:
+            if POINTS:
+                place = uniform(stream(key, stream_number), offset)
+                token = draw_row(UNIFORM, place, vocabulary, BLOCK)
+            else:
+                origin, drawn = tl.full([], _UNIFORM, tl.int64), 1
+        else:
+            if from_position < count:  # the distribution of a committed token
+                at = tl.minimum(tl.maximum(from_position - count + past, 0), past - 1)
+                origin = _PAST - at
+                probs = PAST + (row * past + at) * vocabulary
+            else:
+                before = tl.minimum(length + inside, height - 1)
+                origin = _node(PATH + row * height, MAIN, FIRST_CHILD, length, before, height, branching)
+                probs = P + (row * nodes + origin) * vocabulary
+            drawn = 1
+            if SAMPLES == 2:
+                token, drawn = most_probable(probs, vocabulary, BLOCK), 0
+                origin = tl.full([], _POINT, tl.int64)
+    else:
+        if orphan:
+            u = uniform(stream(key, stream_number + 2), from_position)
+            token = tl.minimum((u * codes).to(tl.int64), codes - 1)
+            if (from_position == position) & (not POINTS):
+                origin = tl.full([], _UNIFORM, tl.int64)
+                if DRAWS:
+                    drawn = 1
+        else:
+            if from_position < count:
+                token = tl.load(HISTORY + row * held + tl.minimum(tl.maximum(from_position, 0), held - 1))
+            else:
+                source = inside
+    return probs, origin, token, source, drawn
+
+
+@triton.jit
+def _left_over(probs, previously, vocabulary, BLOCK: tl.constexpr):
+    """The mass of the positive part of the difference of two distributions."""
+    left = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, vocabulary, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        r = tl.load(probs + at, mask=at < vocabulary, other=0.0)
+        r -= tl.load(previously + at, mask=at < vocabulary, other=0.0)
+        left += tl.maximum(r, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    return tl.sum(left, 0)
+
+
+@triton.jit
 def _choose(
     P, PROBS, TOKENS, HEIGHTS, PAST, UNIFORM, PATH, LENGTH, DRAFTED, HISTORY, COUNT, STEP, KEY, MAIN, FIRST_CHILD,
     FORCED, DRAWN, SOURCE, ORIGIN, RAISED, nodes, height, vocabulary, codes, side, past, total, held, branching, tags,
@@ -55,67 +122,28 @@ def _choose(
     row, offset = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     length, count, key = tl.load(LENGTH + row), tl.load(COUNT + row), tl.load(KEY + row)
     step = tl.load(STEP + row) * tags  # the number of the step's first random stream
-    known = offset * 0
+    known = offset * 0  # positions that were in the last window
     if REFINE:
         known = tl.maximum(tl.load(DRAFTED + row) - length, 0)
+    position, fresh = count + offset, uniform(stream(key, step + tag + 1), offset)
+
+    # The distribution, from the node before the position, or anew.
     previous = tl.minimum(length + offset, height - 1)
     origin = _node(PATH + row * height, MAIN, FIRST_CHILD, length, previous, height, branching)
-    position, source, token = count + offset, offset, offset * 0
-    probs, drawn = P + (row * nodes + origin) * vocabulary, 1  # whether the token is drawn from `probs`
-    fresh = uniform(stream(key, step + tag + 1), offset)
-    height_now = fresh
+    probs, source, token, drawn = P + (row * nodes + origin) * vocabulary, offset, offset * 0, 1
     if offset >= known:
-        last = count + known - 1
-        from_position, orphan = position, position >= 0
-        if INIT == 1:
-            start = position - position % side
-            from_position, orphan = tl.maximum(start, last), last < start
-        if INIT == 2:
-            up = (position - last + side - 1) // side * side
-            orphan = position < up
-            from_position = tl.where(orphan, position % side, position - up)
-        inside = tl.minimum(tl.maximum(from_position - count, 0), height - 1)
-        if SAMPLES:
-            if orphan:
-                origin = tl.full([], _UNIFORM, tl.int64)
-                probs = UNIFORM
-                if POINTS:
-                    place = uniform(stream(key, step + tag), offset)
-                    token, drawn = draw_row(UNIFORM, place, vocabulary, BLOCK), 0
-                    origin = tl.full([], _POINT, tl.int64)
-            else:
-                if from_position < count:
-                    at = tl.minimum(tl.maximum(from_position - count + past, 0), past - 1)
-                    origin = _PAST - at
-                    probs = PAST + (row * past + at) * vocabulary
-                else:
-                    before = tl.minimum(length + inside, height - 1)
-                    origin = _node(PATH + row * height, MAIN, FIRST_CHILD, length, before, height, branching)
-                    probs = P + (row * nodes + origin) * vocabulary
-                if SAMPLES == 2:
-                    token, drawn = most_probable(probs, vocabulary, BLOCK), 0
-                    origin = tl.full([], _POINT, tl.int64)
-        else:
-            drawn = 0
-            origin = tl.full([], _POINT, tl.int64)
-            if orphan:
-                u = uniform(stream(key, step + tag + 2), from_position)
-                token = tl.minimum((u * codes).to(tl.int64), codes - 1)
-                if (from_position == position) & (not POINTS):
-                    origin = tl.full([], _UNIFORM, tl.int64)
-                    probs = UNIFORM
-                    if COUPLING == 2:
-                        drawn = 1
-            else:
-                if from_position < count:
-                    token = tl.load(HISTORY + row * held + tl.minimum(tl.maximum(from_position, 0), held - 1))
-                else:
-                    source = inside
+        probs, origin, token, source, drawn = _start(
+            P, PAST, UNIFORM, HISTORY, PATH, MAIN, FIRST_CHILD, row, offset, known, count, length, key, step + tag,
+            nodes, height, vocabulary, codes, side, past, held, branching, INIT, SAMPLES, COUPLING == 2, POINTS, BLOCK,
+        )  # fmt: skip
         if GRAMMAR:
             only = tl.load(FORCED + tl.minimum(tl.maximum(position, 0), total - 1))
             if only >= 0:
                 token, source, drawn = only, offset, 0
                 origin = tl.full([], _POINT, tl.int64)
+
+    # The token, coupled with the last window's.
+    height_now = fresh
     if drawn > 0:
         if COUPLING == 2:
             noise = stream(key, step * 0 + noise_tag)  # the same at every step
@@ -142,13 +170,7 @@ def _choose(
                         if OLD:
                             origin = nodes + before - row * height
                     elif COUPLING != 4:
-                        left = tl.zeros([BLOCK], tl.float32)
-                        for start in range(0, vocabulary, BLOCK):
-                            at = start + tl.arange(0, BLOCK)
-                            r = tl.load(probs + at, mask=at < vocabulary, other=0.0)
-                            r -= tl.load(previously + at, mask=at < vocabulary, other=0.0)
-                            left += tl.maximum(r, 0.0, propagate_nan=tl.PropagateNan.ALL)
-                        all_left = tl.sum(left, 0)
+                        all_left = _left_over(probs, previously, vocabulary, BLOCK)
                         if all_left > 1e-30:
                             others, mass = vocabulary, all_left
             if kept == 0:
