@@ -194,18 +194,19 @@ def test_target_and_drafter_reach_their_statistics(world, model, loss, top1, tv)
     from specbench.models.eagle import EagleTraining
     from specbench.models.supervision import TargetHead
     from specbench.training import drafter
+    from specbench.training.dataset import LiveDataset
     from tools.scenes import target
 
     bundle = pipeline(*model, "method=eagle_chain").model
     images, captions, _ = worlds.world(world).render("validation", range(8))
     with torch.inference_mode():
         codes = bundle.codes(to_float(images)).numpy()
-        features = bundle.encode(captions).features
-        dataset = target.dataset(bundle.target, codes, features)
+        conditions = target.captioned(bundle.encode(captions).features, bundle.device)
+        dataset = LiveDataset(bundle.target, codes, conditions)
         statistics = drafter.evaluate(
             EagleTraining(bundle.drafter_network("eagle"), TargetHead(bundle.target)), dataset, range(8)
         )
-        reached = target.evaluate_target(bundle.target, codes, features)
+        reached = target.evaluate_target(bundle.target, codes, conditions)
     assert reached["loss"] < loss  # as its card says, and far below the 6.2 and 9.0 nats of equal codes
     assert top1[0] < reached["top1_probability"] < top1[1]
     assert tv[0] < statistics["tv"] < tv[1]

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from specbench.config import registry
-from specbench.data import scenes, scenes_classes
+from specbench.data import fashion, scenes, scenes_classes
 from specbench.data.worlds import World
 from specbench.harness.pipeline import Pipeline
 from specbench.models.llamagen import LlamaGen
@@ -25,6 +25,7 @@ from specbench.models.text import TextEncoder
 from specbench.models.vq import VQModel
 from specbench.storage.files import write_atomically
 from specbench.training import command, recipes
+from specbench.training.dataset import Conditions
 from specbench.training.trainer import Recipe
 from tools.scenes import card, evaluators, mar, paths, target, tokenizer, world
 
@@ -51,7 +52,8 @@ DRAFTERS = {
 class Budget:
     """recipes: the stages' recipes; measured: stages without a recipe; drafters: arguments that override the drafters'
     recipe (conf/recipes.yaml); variants: the same for drafters with another recipe; train, validation: numbers of
-    scenes; drafted: the scenes that measure a drafter; trial: the samples of the continuous pair."""
+    images; evaluated, drafted: the validation images that measure the target, and a drafter; trial: the samples of the
+    continuous pair."""
 
     recipes: dict[str, Recipe]
     measured: tuple[str, ...] = (*DRAFTERS, "drafters", "evaluators", "samples", "mar_samples")
@@ -59,6 +61,7 @@ class Budget:
     variants: tuple[str, ...] = ()
     train: int = 80_000
     validation: int = 2_000
+    evaluated: int = 1_000
     drafted: int = 150
     trial: card.Trial = field(default_factory=card.Trial)
 
@@ -121,14 +124,27 @@ _TEXTURES = {
     ),
     "smoke": replace(_SCENES["smoke"], recipes=_FEW, measured=("draft", "eagle", "eagle3", "drafters")),
 }
+_FASHION = {
+    "cpu": Budget(  # two cores: two hours
+        {
+            "tokenizer": Recipe(steps=900, batch=32, lr=2e-3, save_every=100),
+            "target": Recipe(steps=1400, batch=32, lr=2e-3, ema=0.998, muon=True, save_every=100),
+        },
+        measured=_MEASURED,
+        train=fashion.COUNTS["train"],
+        validation=fashion.COUNTS["validation"],
+        evaluated=fashion.COUNTS["validation"],
+    ),
+}
 #: World -> name -> budget.
-BUDGETS = {"scenes": _SCENES, "textures": _TEXTURES}
+BUDGETS = {"scenes": _SCENES, "textures": _TEXTURES, "fashion": _FASHION}
 DISCRETE = ("tokenizer", "text", "target", *DRAFTERS, "drafters", "evaluators", "samples")
 CONTINUOUS = ("kl", "mar", "mar_draft", "mar_draft_path_kl", "mar_samples")
 #: World -> its stages, in order. Textures have no Medusa: its heads over 8,192 codes would be larger than the target.
 STAGES = {
     "scenes": (*DISCRETE, *CONTINUOUS),
     "textures": ("tokenizer", "text", "target", "draft", "eagle", "eagle3", "drafters", "evaluators", "samples"),
+    "fashion": ("tokenizer", "target", "draft", "eagle", "eagle3", "drafters", "evaluators", "samples"),
 }
 
 
@@ -249,29 +265,34 @@ class Stages:
             self._encoded("codes-validation", lambda: self.validation.images),
         )
 
-    def features(self) -> tuple[torch.Tensor, torch.Tensor]:
-        text = self.make("text")
-        return target.features_of(text, self.train.captions), target.features_of(text, self.validation.captions)
-
-    def _validation_features(self) -> tuple[np.ndarray, torch.Tensor]:
-        """Codes and features of 1,000 validation scenes."""
-        return self.make("codes")[1][:1000], self.make("features")[1][:1000]
+    def conditions(self) -> tuple[Conditions, Conditions]:
+        """The conditioning of the training and of the validation images: caption features, or classes."""
+        splits = (self.train, self.validation)
+        if self.shapes.target.num_classes:
+            train, validation = (target.classed(split.labels[:, 0], self.device) for split in splits)
+        else:
+            text = self.make("text")
+            train, validation = (
+                target.captioned(target.features_of(text, split.captions), self.device) for split in splits
+            )
+        return train, validation
 
     def target(self) -> LlamaGen:
-        codes, features = self.make("codes")[0], self.make("features")[0]
+        (codes, held), (conditions, held_conditions) = self.make("codes"), self.make("conditions")
         model = self._untrained("target")
         self._stage(
             "target",
             model,
-            lambda: target.train_target("target", model, codes, features, self.recipes["target"], self.work),
+            lambda: target.train_target("target", model, codes, conditions, self.recipes["target"], self.work),
         )
-        self.statistics["target"] |= target.evaluate_target(model, *self._validation_features())
+        self.statistics["target"] |= target.evaluate_target(model, held[: self.budget.evaluated], held_conditions)
         return model
 
     def _drafter(self, stage: str) -> None:
         """Trained by the public command, on examples that the drafters share."""
         drafter = DRAFTERS[stage]
-        for needed in ("tokenizer", "text", "target", *filter(None, [drafter.start])):
+        trained = (stage for stage in ("tokenizer", "text", "target") if stage in self.recipes)
+        for needed in (*trained, *filter(None, [drafter.start])):
             self.make(needed)
         wanted_scenes = recipes.settings(drafter.recipe, drafter.network)["n"] if drafter.recipe else self.budget.train
         n = min(wanted_scenes, self.budget.train)
