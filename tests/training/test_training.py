@@ -20,6 +20,7 @@ from specbench.models.supervision import TargetHead
 from specbench.models.text import TextEncoder
 from specbench.models.vq import VQConfig, VQModel
 from specbench.training import drafter
+from specbench.training.dataset import LiveDataset
 from specbench.training.trainer import Recipe, fit
 from tools.scenes import target, tokenizer, world
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from specbench.config import registry
 from specbench.data import fashion, scenes, scenes_classes
-from specbench.data.worlds import World
+from specbench.data.worlds import DrawnWorld, World
 from specbench.harness.pipeline import Pipeline
 from specbench.models.llamagen import LlamaGen
 from specbench.models.loading import checkpoints
@@ -52,8 +52,8 @@ DRAFTERS = {
 class Budget:
     """recipes: the stages' recipes; measured: stages without a recipe; drafters: arguments that override the drafters'
     recipe (conf/recipes.yaml); variants: the same for drafters with another recipe; train, validation: numbers of
-    images; evaluated, drafted: the validation images that measure the target, and a drafter; trial: the samples of the
-    continuous pair."""
+    images; evaluated, drafted: the validation images that measure the target, and a drafter; samples: vanilla samples;
+    trial: the samples of the continuous pair."""
 
     recipes: dict[str, Recipe]
     measured: tuple[str, ...] = (*DRAFTERS, "drafters", "evaluators", "samples", "mar_samples")
@@ -63,6 +63,7 @@ class Budget:
     validation: int = 2_000
     evaluated: int = 1_000
     drafted: int = 150
+    samples: int = card.SAMPLES
     trial: card.Trial = field(default_factory=card.Trial)
 
 
@@ -128,12 +129,13 @@ _FASHION = {
     "cpu": Budget(  # two cores: two hours
         {
             "tokenizer": Recipe(steps=900, batch=32, lr=2e-3, save_every=100),
-            "target": Recipe(steps=1400, batch=32, lr=2e-3, ema=0.998, muon=True, save_every=100),
+            "target": Recipe(steps=1200, batch=32, lr=2e-3, ema=0.998, muon=True, save_every=100),
         },
         measured=_MEASURED,
         train=fashion.COUNTS["train"],
         validation=fashion.COUNTS["validation"],
         evaluated=fashion.COUNTS["validation"],
+        samples=fashion.COUNTS["validation"],
     ),
 }
 #: World -> name -> budget.
@@ -324,8 +326,19 @@ class Stages:
         self.statistics["evaluators"] = statistics
 
     def samples(self) -> None:
-        self.statistics["samples"] = card.sample_statistics(self.world, self.assets, self.device)
-        self.statistics["samples"] |= card.neighbour_statistics(self.world, self.assets, self.device)
+        place = (self.world, self.assets, self.device)
+        digest = "-".join(registry.digest(self.path(part)) for part in ("target", "tokenizer"))
+        count = self.budget.samples
+        parts = [range(i, min(i + card.SAMPLES, count)) for i in range(0, count, card.SAMPLES)]
+        images = np.concatenate(
+            [
+                self._cached(f"samples-{digest}-{rows.start}-{rows.stop}", partial(card.samples, *place, rows))
+                for rows in parts
+            ]
+        )
+        self.statistics["samples"] = card.sample_statistics(*place, images) | card.neighbour_statistics(*place)
+        if not isinstance(self.world, DrawnWorld):
+            self.statistics["samples"] |= card.fidelity_statistics(*place, images)
 
     # --- models of continuous tokens, for scenes with one object ------------------------------------------------------
 
