@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import photographs
 import pytest
 from commands import usage_error
 
@@ -24,26 +25,18 @@ COUNTS = {"train": 30, "validation": 20}
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder, in which alone the photographs are looked for: the packages' format, with few photographs."""
+    """The only folder where photographs are looked for. It does not exist yet, and shall have few of them."""
     monkeypatch.setattr(fashion, "FOLDER", tmp_path / "none")
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path))
     monkeypatch.setattr(fashion, "COUNTS", COUNTS)
     fashion.photographs.cache_clear()
-    files = tmp_path / "data" / "fashion"
-    files.mkdir(parents=True)
-    yield files
+    yield tmp_path / "data" / "fashion"
     fashion.photographs.cache_clear()
 
 
 def write(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Random photographs of classes 0, 1, ..., 9, 0, ... as idx files."""
-    n, name = COUNTS[split], {"train": "train", "validation": "t10k"}[split]
-    images = np.random.default_rng(0).integers(0, 256, (n, 28, 28), dtype=np.uint8)
-    labels = (np.arange(n) % len(NAMES)).astype(np.uint8)
-    for what, array in (("images-idx3", images), ("labels-idx1", labels)):
-        header = b"\0\0\x08" + bytes([array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
-        (folder / f"{name}-{what}-ubyte.gz").write_bytes(gzip.compress(header + array.tobytes()))
-    return images, labels
+    images = np.random.default_rng(0).integers(0, 256, (COUNTS[split], 28, 28), dtype=np.uint8)
+    return images, photographs.write(folder, split, images)
 
 
 def test_photographs_are_read_with_their_classes_and_padded(folder: Path) -> None:

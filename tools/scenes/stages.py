@@ -137,6 +137,7 @@ _FASHION = {
         evaluated=fashion.COUNTS["validation"],
         samples=fashion.COUNTS["validation"],
     ),
+    "smoke": replace(_TEXTURES["smoke"], recipes={name: _FEW[name] for name in ("tokenizer", "target")}),
 }
 #: World -> name -> budget.
 BUDGETS = {"scenes": _SCENES, "textures": _TEXTURES, "fashion": _FASHION}
