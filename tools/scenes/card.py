@@ -32,7 +32,7 @@ from specbench.training.dataset import LiveDataset
 from specbench.training.examples import Encoded
 from tools.scenes import tokenizer
 
-SAMPLES, BATCH = 256, 16
+SAMPLES, BATCH, DECODED = 256, 16, 64  # DECODED changes no image
 
 
 def samples(world: World, assets: Path, device: torch.device, rows: range) -> np.ndarray:
@@ -41,9 +41,9 @@ def samples(world: World, assets: Path, device: torch.device, rows: range) -> np
     pipeline = _pipeline(assets, device, f"model=llamagen_{world.name}", "method=vanilla", "dtype=float32")
     captions = [world.sample("validation", i).caption for i in rows]
     images = []
-    for i in tqdm(range(0, len(rows), BATCH), desc=f"samples from {rows.start}"):
-        conditioning = pipeline.encode(captions[i : i + BATCH])
-        tokens = pipeline.decode(conditioning, [(0, j) for j in rows[i : i + BATCH]]).tokens
+    for i in tqdm(range(0, len(rows), DECODED), desc=f"samples from {rows.start}"):
+        conditioning = pipeline.encode(captions[i : i + DECODED])
+        tokens = pipeline.decode(conditioning, [(0, j) for j in rows[i : i + DECODED]]).tokens
         images.append(pipeline.pixels(tokens))
     return np.concatenate(images)
 
