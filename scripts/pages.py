@@ -32,9 +32,12 @@ Slots can use every table by its name, with its lines (`field['sjd'].steps`, see
     card(STAGE)                      a stage's statistics in results/embedded_models.md
     get(LINE, Y, ...)                values of a line or of a row; '-steps' is the value with the other sign
     pm(LINE, Y)                      a value and its standard error
+    estimate(VALUE, ERROR, N)        the same of other numbers, with the number of images that the error rests on
     ends(VALUES)                     the least and the largest
     apart(Y, LEFT, RIGHT)            the ends of the 95 % interval of the difference RIGHT - LEFT of two lines, from
-                                     both standard errors, not paired
+                                     both standard errors, not paired: Welch's, by Student's t
+    z(LEFT, RIGHT)                   the normal deviate with the p-value of that test, of two values with their errors:
+                                     beyond 1.96 for p < 0.05, beyond 3.29 for p < 0.001
     verdict(ROWS)                    the audit's verdict over all these rows together
     pairs(TABLE, column=value, ...)  the pairs of its curves, each also with `adjusted`, its p by Holm's adjustment over
                                      all of the table, and `above` and `below`, where the band of the pair excludes 0
@@ -64,11 +67,13 @@ import doc_tables
 import numpy as np
 import pandas as pd
 import yaml
+from scipy.special import ndtri, stdtr, stdtrit
 
 from specbench.cli.commands import fail
 from specbench.errors import UsageError
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import as_cells, has_runs, read_rows
+from specbench.rows.paired import LEVEL
 from specbench.storage.csv_text import csv_text
 from specbench.tables import catalog, matched, table_runs
 
@@ -111,7 +116,9 @@ class Rows:
     @cached_property
     def names(self) -> dict[str, Any]:
         """The namespace of a template's slots."""
-        functions = {f.__name__: f for f in (abs, all, any, len, max, min, sum, zip, get, pm, ends, apart, verdict)}
+        functions = {
+            f.__name__: f for f in (abs, all, any, len, max, min, sum, zip, get, pm, ends, apart, z, estimate, verdict)
+        }
         queries = {f.__name__: f for f in (self.rows, self.one, self.pairs, self.curves, self.lines, self.card)}
         constants = {
             "__builtins__": {},
@@ -232,16 +239,42 @@ def verdict(audited: pd.DataFrame) -> str:
     return doc_tables.verdict(audited.astype(object).where(audited.notna(), "").to_dict("records"))
 
 
-def pm(line: Any, y: str) -> tuple[float, float]:
-    """A value and its standard error."""
-    return getattr(line, y), getattr(line, f"{y}_stderr")
+class Estimate(tuple[float, float]):
+    """A value and its standard error. n: the number of images that the error rests on."""
+
+    n: float = math.inf
+
+
+def estimate(value: float, error: float, n: float) -> Estimate:
+    made = Estimate((value, error))
+    made.n = n
+    return made
+
+
+def pm(line: Any, y: str) -> Estimate:
+    """A value and its standard error, over the line's images."""
+    return estimate(getattr(line, y), getattr(line, f"{y}_stderr"), line.n if hasattr(line, "n") else line.images)
 
 
 def apart(y: str, left: Any, right: Any) -> tuple[float, float]:
     """The 95 % interval of the difference of y, right - left, as if the images were not paired."""
-    (a, a_error), (b, b_error) = pm(left, y), pm(right, y)
-    wide = 1.96 * math.hypot(a_error, b_error)
-    return b - a - wide, b - a + wide
+    difference, error, degrees = _welch(pm(left, y), pm(right, y))
+    wide = float(stdtrit(degrees, (1 + LEVEL) / 2)) * error
+    return difference - wide, difference + wide
+
+
+def z(left: Sequence[float], right: Sequence[float]) -> float:
+    """The normal deviate with the sign of right - left and the p-value of Welch's test of two values with their standard
+    errors. A plain pair has an error that is known."""
+    difference, error, degrees = _welch(left, right)
+    return math.copysign(float(-ndtri(max(stdtr(degrees, -abs(difference) / error), sys.float_info.min))), difference)
+
+
+def _welch(left: Sequence[float], right: Sequence[float]) -> tuple[float, float, float]:
+    """The difference right - left, its standard error, and its degrees of freedom (Welch 1947)."""
+    squares = [side[1] ** 2 for side in (left, right)]
+    spread = sum(square**2 / (getattr(side, "n", math.inf) - 1) for square, side in zip(squares, (left, right)))
+    return right[0] - left[0], math.sqrt(sum(squares)), sum(squares) ** 2 / spread if spread else math.inf
 
 
 def filled(template: str, rows: Rows, where: str, whole: bool = True) -> tuple[list[Problem], str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pages
 import pytest
 from commands import case
+from scipy import stats
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,6 +49,27 @@ def test_what_does_not_hold_is_a_problem(rows: pages.Rows) -> None:
             assert name in problem
     assert problems("Of 16 images.", rows, whole=False) == []
     assert problems("In `n=16`, [a page](a#3), 2026-11-28, Table 3.", rows) == []
+
+
+def test_a_difference_of_lines_is_tested_by_student_t() -> None:
+    """As scipy's Welch test of samples with these means, standard deviations and sizes."""
+    left, right = (
+        SimpleNamespace(steps=mean, steps_stderr=error, n=n)
+        for mean, error, n in ((3.18, 0.20, 24.0), (2.6, 0.16, 12.0))
+    )
+    sides = [(side.steps, side.steps_stderr * side.n**0.5, side.n) for side in (right, left)]
+    welch = stats.ttest_ind_from_stats(*sides[0], *sides[1], equal_var=False)
+    degrees = (0.2**2 + 0.16**2) ** 2 / (0.2**4 / 23 + 0.16**4 / 11)
+    half = stats.t.ppf(0.975, degrees) * (0.2**2 + 0.16**2) ** 0.5
+    assert pages.apart("steps", left, right) == pytest.approx((-0.58 - half, -0.58 + half))
+    deviate = pages.z(pages.pm(left, "steps"), pages.pm(right, "steps"))
+    assert deviate < 0
+    assert 2 * stats.norm.sf(-deviate) == pytest.approx(welch.pvalue)
+    # one sample against a constant has its own degrees of freedom, and an error that is known has none
+    assert 2 * stats.norm.sf(pages.z((0.0, 0.0), pages.estimate(0.5, 0.2, 16))) == pytest.approx(
+        2 * stats.t.sf(2.5, 15)
+    )
+    assert pages.z((1.0, 0.3), (2.0, 0.4)) == pytest.approx(2.0)
 
 
 def test_lines_are_wrapped_again_and_tables_and_commands_are_not(rows: pages.Rows) -> None:
