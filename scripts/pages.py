@@ -39,8 +39,12 @@ Slots can use every table by its name, with its lines (`field['sjd'].steps`, see
     z(LEFT, RIGHT)                   the normal deviate with the p-value of that test, of two values with their errors:
                                      beyond 1.96 for p < 0.05, beyond 3.29 for p < 0.001
     verdict(ROWS)                    the audit's verdict over all these rows together
-    pairs(TABLE, column=value, ...)  the pairs of its curves, each also with `adjusted`, its p by Holm's adjustment over
-                                     all of the table, and `above` and `below`, where the band of the pair excludes 0
+    pairs(TABLE, column=value, ...)  the pairs of its curves. p: of the ratio, if there is one; each also with
+                                     `adjusted`, its p by Holm's adjustment over all of the table, and `above` and
+                                     `below`, where the band of the pair excludes 0
+    planned_pairs(TABLE)             how many pairs the adjustment is over
+    curve_ratio(TABLE, PANEL, Y, A, B, START)   the ratio of the means of the curves B and A with its interval and p, by
+                                     rows alone: not paired; from the x of the line START on, if it is given
     curves(TABLE, PANEL, Y, X)       by label, Y of the curves of a panel where the figure's x is X
 
 the tables of `doc_tables`, and the `names` of numbers.yaml: expressions that several slots share.
@@ -119,7 +123,8 @@ class Rows:
         functions = {
             f.__name__: f for f in (abs, all, any, len, max, min, sum, zip, get, pm, ends, apart, z, estimate, verdict)
         }
-        queries = {f.__name__: f for f in (self.rows, self.one, self.pairs, self.curves, self.lines, self.card)}
+        of_tables = (self.pairs, self.planned_pairs, self.curve_ratio, self.curves, self.lines)
+        queries = {f.__name__: f for f in (self.rows, self.one, self.card, *of_tables)}
         constants = {
             "__builtins__": {},
             "settings": (),
@@ -160,6 +165,14 @@ class Rows:
         for pair in matches:
             self.enough(f"{table}, {pair.panel}", {"n": pair.prompts})
         return matches
+
+    def planned_pairs(self, table: str) -> int:
+        return matched.planned_pairs(self.plan(table))
+
+    def curve_ratio(self, table: str, panel: str, y: str, a: str, b: str, start: str = "") -> SimpleNamespace:
+        pair = doc_tables.ratio_of_curves(self.plan(table), panel, y, a, b, start)
+        self.enough(f"{table}, {panel}", {"n": pair.n})
+        return pair
 
     def curves(self, table: str, panel: str, y: str, x: float) -> dict[str, float]:
         values = doc_tables.curves_at(self.plan(table), panel, y, x)
@@ -264,8 +277,8 @@ def apart(y: str, left: Any, right: Any) -> tuple[float, float]:
 
 
 def z(left: Sequence[float], right: Sequence[float]) -> float:
-    """The normal deviate with the sign of right - left and the p-value of Welch's test of two values with their standard
-    errors. A plain pair has an error that is known."""
+    """The normal deviate with the sign of right - left and the p-value of Welch's test of two values with their
+    standard errors. A plain pair has an error that is known."""
     difference, error, degrees = _welch(left, right)
     return math.copysign(float(-ndtri(max(stdtr(degrees, -abs(difference) / error), sys.float_info.min))), difference)
 
@@ -440,7 +453,8 @@ def _pair(row: Mapping[str, str], adjusted: float) -> SimpleNamespace:
     spans: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
     for low, high, above in matched.stretches(row):
         spans[above].append((low, high))
-    return SimpleNamespace(**vars(_namespace(row)), adjusted=adjusted, above=spans[True], below=spans[False])
+    about = vars(_namespace(row)) | {"p": matched.p_of(row), "adjusted": adjusted}
+    return SimpleNamespace(**about, above=spans[True], below=spans[False])
 
 
 def _namespace(row: Mapping[str, str]) -> SimpleNamespace:

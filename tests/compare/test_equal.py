@@ -289,9 +289,16 @@ def test_a_metric_of_all_images_together_has_the_error_of_its_row(tmp_path: Path
     assert np.sqrt(np.square(point.dy).sum()) / N == pytest.approx(row.stderr, rel=0.05)
 
 
+#: The first pair's ratio with its interval, of 9 prompts: half of it, in logarithms, is 2.306 standard errors (t with 8
+#: degrees of freedom). And the factor of an interval around 0.8 with p = 0.5, where t is 0.7064.
+RATIO = (0.5, 0.4, 0.625)
+P = 2 * t.sf(np.log(0.5) / (np.log(0.8) / 2.306004), 8)
+WIDE = 0.8 ** (2.306004 / 0.706387)
+
+
 class CurveBench(FakeBench):
-    """Rows with a step compression; a pair of curves differs by 0.01, with p = 1e-6 for the first pair and 0.5 for the
-    others."""
+    """Rows with a step compression; a pair of curves differs by 0.01. The first pair's ratio has p = P, the others'
+    0.5."""
 
     def row(self, run: PlannedRun) -> Mapping[str, Any]:
         run.folder.mkdir(parents=True)
@@ -307,12 +314,13 @@ class CurveBench(FakeBench):
     def equal(self, curves: Mapping[str, Sequence[Path]], x: str, y: str) -> Sequence[Mapping[str, Any]]:
         assert all((path / "row.csv").exists() for paths in curves.values() for path in paths)
         shown: dict[str, Any] = {"x": x, "y": y, "prompts": 9, "from_x": 2.0, "to_x": 2.2, "y_a": 0.02, "y_b": 0.01}
-        shown |= {"ratio": 0.5, "ratio_low": 0.4, "ratio_high": 0.6, "difference": -0.01, "low": -0.012, "high": -0.008}
+        shown |= {"difference": -0.01, "low": -0.012, "high": -0.008, "p": 0.0001}
         shown |= {"at": "[2.0,2.1,2.2]", "values": "[0.01,0.02,0.03]", "differences": "[0.001,-0.01,-0.02]"}
         pairs = enumerate(combinations(curves, 2))
-        return [
-            {**shown, "margins": "[0.002,0.002,0.003]", "a": a, "b": b, "p": 0.5 if i else 1e-6} for i, (a, b) in pairs
-        ]
+        ratios = dict(zip(("ratio", "ratio_low", "ratio_high"), RATIO, strict=True)), {
+            "ratio": 0.8, "ratio_low": 0.8 * WIDE, "ratio_high": 0.8 / WIDE
+        }  # fmt: skip
+        return [{**shown, **ratios[min(i, 1)], "margins": "[0.002,0.002,0.003]", "a": a, "b": b} for i, (a, b) in pairs]
 
 
 def planned(results: Path) -> table_runs.TablePlan:
@@ -354,7 +362,7 @@ def test_a_table_tests_every_pair_of_its_curves_once(tmp_path: Path) -> None:
     first = sheet.entries[0]
     assert first.method == "EAGLE-1, chain of 5: Cool-SD, exponential against UniformRSD"
     assert [cell.value for cell in first.cells] == [
-        *("2.00 to 2.20", "0.50 (0.40 to 0.60)", "-0.0100 (-0.0120 to -0.0080)", f"{tests * 1e-6:.2g}"),
+        *("2.00 to 2.20", "0.50 (0.40 to 0.62)", "-0.0100 (-0.0120 to -0.0080)", f"{tests * P:.2g}"),
         "2.10 to 2.20 (below)",
     ]
     assert len(sheet.entries) == tests
@@ -375,7 +383,7 @@ def test_the_tests_of_a_panel_are_adjusted_for_later_panels(done: table_runs.Tab
         [(_, p), *others] = matched.adjusted_pairs(replace(done, pairs=measured))[
             "EAGLE-1, chain of 5", "step_compression", "emitted_kl"
         ]
-        assert p == pytest.approx(sum(PAIRS) * 1e-6)
+        assert p == pytest.approx(sum(PAIRS) * P)
         assert {q for _, q in others} == {1.0}
     sheet = matched.build(replace(done, pairs=chain), "")
     assert f"{sum(PAIRS) - 36} of them" in sheet.remarks[-1]
