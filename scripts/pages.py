@@ -38,6 +38,7 @@ Slots can use every table by its name, with its lines (`field['sjd'].steps`, see
                                      both standard errors, not paired: Welch's, by Student's t
     z(LEFT, RIGHT)                   the normal deviate with the p-value of that test, of two values with their errors:
                                      beyond 1.96 for p < 0.05, beyond 3.29 for p < 0.001
+    rank_correlation(XS, YS)         Spearman's, and the ends of its 95 % interval
     verdict(ROWS)                    the audit's verdict over all these rows together
     pairs(TABLE, column=value, ...)  the pairs of its curves. p: of the ratio, if there is one; each also with
                                      `adjusted`, its p by Holm's adjustment over all of the table, and `above` and
@@ -72,6 +73,7 @@ import numpy as np
 import pandas as pd
 import yaml
 from scipy.special import ndtri, stdtr, stdtrit
+from scipy.stats import spearmanr
 
 from specbench.cli.commands import fail
 from specbench.errors import UsageError
@@ -120,9 +122,8 @@ class Rows:
     @cached_property
     def names(self) -> dict[str, Any]:
         """The namespace of a template's slots."""
-        functions = {
-            f.__name__: f for f in (abs, all, any, len, max, min, sum, zip, get, pm, ends, apart, z, estimate, verdict)
-        }
+        shared = (get, pm, estimate, ends, apart, z, rank_correlation, verdict)
+        functions = {f.__name__: f for f in (abs, all, any, len, max, min, sum, zip, *shared)}
         of_tables = (self.pairs, self.planned_pairs, self.curve_ratio, self.curves, self.lines)
         queries = {f.__name__: f for f in (self.rows, self.one, self.card, *of_tables)}
         constants = {
@@ -250,6 +251,14 @@ def ends(values: Iterable[float]) -> tuple[float, float]:
 def verdict(audited: pd.DataFrame) -> str:
     """The audit's verdict over all these rows together."""
     return doc_tables.verdict(audited.astype(object).where(audited.notna(), "").to_dict("records"))
+
+
+def rank_correlation(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float, float]:
+    """Spearman's rank correlation of at least four pairs, and its 95 % interval (Bonett and Wright 2000)."""
+    rank = float(spearmanr(xs, ys).statistic)
+    wide = float(ndtri((1 + LEVEL) / 2)) * math.sqrt((1 + rank**2 / 2) / (len(xs) - 3))
+    low, high = (math.tanh(math.atanh(rank) + sign * wide) for sign in (-1, 1))
+    return rank, low, high
 
 
 class Estimate(tuple[float, float]):
