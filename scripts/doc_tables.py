@@ -5,10 +5,12 @@ and a slot its name:
     table_of_pairs('relaxed_equal', 'UniformRSD', 'Cool-SD, exponential', 'band')
     table_of_curves('relaxed', 'emitted_kl', 'EAGLE-1, chain of 5', 2.0, 2.2)
     table_of_ratios('relaxed', 'EAGLE-1, chain of 5', 'exact_EAGLE-1_chain_of_5', 'UniformRSD', 'typical', 'band')
+    table_of_panel('windows', 'Jacobi windows', 'step_compression', 16, 32)
     table_of_verifications('verification_shapes', 'step_compression')
     joined_table(table('field', 'step_compression'), {'speed-up (×)': table('field_seconds', 'speedup_latency')})
 
-The functions in `WHOLE` other than `joined_table` read files and take no name: `table_of_audit()`, for example.
+The functions in `WHOLE` read files and take no name, as `table_of_audit()`, or join drawn tables (`joined_table`,
+`side_by_side`).
 """
 
 from __future__ import annotations
@@ -34,7 +36,6 @@ from specbench.rows.csv_files import read_rows
 from specbench.rows.paired import LEVEL, half_interval, p_value
 from specbench.storage.csv_text import csv_lines
 from specbench.tables import matched
-from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import Column, Panel, TableFigure, row_column
 from specbench.tables.figures import point
 from specbench.tables.layout import doubts
@@ -122,7 +123,7 @@ def table_of_ratios(plan: TablePlan, panel: str, start: str, first: str, *others
             low, high = min(pair.from_x for pair in pairs), max(pair.to_x for pair in pairs)
             cells = [f"{pair.ratio:.2f} ({pair.ratio_low:.2f} to {pair.ratio_high:.2f})" for pair in pairs]
             bold = [f"**{cell}**" if pair.p < 1 - LEVEL else cell for cell, pair in zip(cells, pairs)]
-            yield [row_column(y).label, f"{low:.2f} to {high:.2f}", *bold]
+            yield [f"`{y}`", f"{low:.2f} to {high:.2f}", *bold]
 
 
 def ratio_of_curves(plan: TablePlan, panel: str, y: str, first: str, other: str, start: str = "") -> SimpleNamespace:
@@ -149,6 +150,16 @@ def ratio_of_curves(plan: TablePlan, panel: str, y: str, first: str, other: str,
     p = p_value(n, math.log(ratio), math.log(high / low) / 2 / half_interval(n, 1.0))
     values = {"ratio": ratio, "ratio_low": low, "ratio_high": high, "p": p, "n": n}
     return SimpleNamespace(**values, from_x=float(pair.at[0]), to_x=float(pair.at[-1]))
+
+
+def table_of_panel(plan: TablePlan, panel: str, y: str, *values: float) -> Iterator[Sequence[str]]:
+    """y of every curve of a panel in its rows whose x is one of these values."""
+    (figure, chosen), rows, column = _panel(plan, panel), plan.rows, row_column(y)
+    [x] = figure.x
+    yield ["method", *(f"{value}" for value in values)]
+    for curve in chosen.curves:
+        by_x = {float(row[x]): row for key in curve.lines if (row := rows.get(key))}
+        yield [curve.label, *(cell(column, by_x[value]) if value in by_x else "—" for value in values)]
 
 
 def table_of_verifications(plan: TablePlan, y: str) -> Iterator[Sequence[str]]:
@@ -211,7 +222,7 @@ def heading(label: str) -> str:
     return label if label[1:2].isupper() or label.startswith(_PROPER) else label[:1].lower() + label[1:]
 
 
-_BY_PLAN = (table, table_of_pairs, table_of_curves, table_of_ratios, table_of_verifications)
+_BY_PLAN = (table, table_of_pairs, table_of_curves, table_of_ratios, table_of_panel, table_of_verifications)
 DRAWN = {draw.__name__: draw for draw in _BY_PLAN}
 
 
@@ -223,6 +234,17 @@ def joined_table(first: str, others: Mapping[str, str]) -> str:
         last = {row[0]: row[-1] for row in _cells(other)}
         rows = [[*rows[0], title], *([*row, last.get(row[0], "—")] for row in rows[1:])]
     return markdown(rows)
+
+
+def side_by_side(tables: Mapping[str, str]) -> str:
+    """Drawn tables of the same lines as one: every column with the name of its table."""
+    every = {name: _cells(drawn) for name, drawn in tables.items()}
+    first = next(iter(every.values()))
+    if any([row[0] for row in cells] != [row[0] for row in first] for cells in every.values()):
+        raise UsageError(f"tables {', '.join(tables)} do not have the same lines")
+    heads = [first[0][0], *(f"{title}, {name}" for name, cells in every.items() for title in cells[0][1:])]
+    body = [[row[0], *(text for cells in every.values() for text in cells[i][1:])] for i, row in enumerate(first)]
+    return markdown([heads, *body[1:]])
 
 
 def _cells(drawn: str) -> list[list[str]]:
@@ -319,14 +341,6 @@ def _gpu_step(row: Row | None) -> str:
         return "not measured"
     relative = f" ({float(row['of_vanilla']):.2f}×)" if row["of_vanilla"] else ""
     return f"{float(row['measured']):.2f}{relative}"
-
-
-def table_of_gpu_speedups() -> str:
-    """Speed-up ± standard error of the embedded model's methods, named as in the table `field`."""
-    rows, body = {row["method"]: row for row in _read("gpu/images")}, [["method", "speed-up (×)"]]
-    column = row_column("speedup_latency")
-    body += [[line.label, cell(column, rows[line.key])] for line in TABLES["field"].lines if line.key in rows]
-    return markdown(body)
 
 
 def table_of_gpu_gates() -> str:
@@ -433,9 +447,9 @@ WHOLE = {
         table_of_settings,
         table_of_rehearsals,
         table_of_gpu_steps,
-        table_of_gpu_speedups,
         table_of_gpu_gates,
         joined_table,
+        side_by_side,
         main_job,
     )
 }
