@@ -357,7 +357,11 @@ def test_a_rule_equals_its_papers_formula(family):
                 # otherwise it is never rejected, except for rounding
                 if not ours.deterministic and expected < 1 - 1e-6:
                     residual = paper.residual(*args)
-                    assert all(abs(a - b) <= 2e-5 for a, b in zip(left_of_it, residual, strict=True)), (name, size, args)
+                    assert all(abs(a - b) <= 2e-5 for a, b in zip(left_of_it, residual, strict=True)), (
+                        name,
+                        size,
+                        args,
+                    )
 
 
 @st.composite
