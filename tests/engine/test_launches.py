@@ -1,5 +1,5 @@
 """Budgets of kernel launches. In a recorded step every launch costs about a microsecond, so one more launch in every
-layer costs milliseconds per image. Counted on fake CUDA tensors."""
+layer costs milliseconds per image. Counted on tensors without values."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from specbench.bench.shapes import Shapes
+from specbench.bench.shapes import DEVICE, Shapes, shapes
 from specbench.config import configuration, parameters
 from specbench.decoding.loop import Decoding
 
 pytest.importorskip("triton")
-from launch_counts import DEVICE, Launches, count_trajectory, launches, shapes
+from launch_counts import Launches, count_trajectory, launches
 from launch_counts import counted as counted_on_shapes
 
 REDUCED = ("model=llamagen_xl", "reduced=true")
