@@ -9,6 +9,7 @@ from specbench.rows.columns import shared
 
 SAMPLES, FEWEST, MOST = 200_000, 1000, 10_000_000
 SLOWER = 4  # a row of a real model has 1 / SLOWER of the samples
+VERIFIER_SAMPLES = 30_000  # per row: Python calls a verifier once per step of a sequence
 WORTHWHILE = 1_000_000  # sequences from which on several processes are started
 MOST_WORKERS = 256
 
@@ -45,6 +46,19 @@ ARGUMENTS = {
         "your own .npz file: p0 .. p{T-1} (target), q0 .. q{T-1} (draft), pt of shape (V**t, V): the"
         " distribution of token t given the prefix, coded in base V, first token most significant; codebook (V, d) for"
         " rules that need it",
+    ),
+    "verifier": Parameter(
+        "string",
+        "FILE.py:FUNCTION or MODULE:FUNCTION: a verifier of another engine, which replaces rule and verification, on"
+        f" chains or trees of the draft tables ({VERIFIER_SAMPLES} sequences per row, unless audit.samples= is given)",
+    ),
+    "sampler": Parameter(
+        "string", "with verifier=: FILE.py:FUNCTION, which draws each draft token: sampler(q, rng) -> token"
+    ),
+    "records": Parameter(
+        "path",
+        "a .npz or .parquet file of recorded decisions of any engine: p (N, V), emitted (N,) and, if known, q (N, V)"
+        " and drafted (N,), -1 without a draft; are the emitted tokens samples of p?",
     ),
     "out": Parameter("path", "a .csv file for the rows; it is rewritten atomically after every row"),
 }
