@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from specbench.audit import audit, densities, model_recipes, models, sizes, tiny
+from specbench.audit import audit, densities, model_recipes, models, records, sizes, tiny
 from specbench.audit.audit import Measurement, Subject, assemble
 from specbench.audit.audit_arguments import ARGUMENTS, COLUMNS, FEWEST, SAMPLES, SLOWER, VERIFIER_SAMPLES, WORTHWHILE
 from specbench.audit.audit_text import described, name_of
@@ -44,11 +45,13 @@ _CHAIN, _TREE = "eagle", "eagle_tree"
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """measurements: in order; workers: processes, None for the default; out: the file of the rows, or None."""
+    """measurements: in order; workers: processes, None for the default; out: the file of the rows, or None; recorded:
+    returns the row of records, if they are audited instead."""
 
     measurements: Sequence[Measurement]
     workers: int | None
     out: Path | None
+    recorded: Callable[[], dict[str, Any]] | None = None
 
 
 def planned(
@@ -64,6 +67,8 @@ def planned(
     written to.
     """
     words = command_line.read(arguments, command_arguments=ARGUMENTS)
+    if "records" in map(_key, words):
+        return _of_records(words, all_presets or of_variants)
     if {"verifier", "sampler"} & {*map(_key, words), *(functions or {})}:
         settings, overrides = _sorted_out(words)
         return _of_verifier(settings | (functions or {}), overrides, all_presets or of_variants)
@@ -85,6 +90,19 @@ def planned(
         for cfg, model in jobs
     ]
     return AuditPlan(measurements, settings.get("audit.workers") if device.type == "cpu" else 1, out)
+
+
+def _of_records(words: Sequence[str], many: bool) -> AuditPlan:
+    """The plan for `records=`."""
+    allowed = ("records", "audit.seed", "audit.margin", "out")
+    flag = "--all or --variants" if many else ""
+    if other := flag or next((key for key in map(_key, words) if key not in allowed), ""):
+        raise UsageError(f"records= audits the tokens of a file and takes {', '.join(allowed[1:])}: leave {other} out")
+    settings, _ = _sorted_out(words)
+    out = writable(settings["out"]) if "out" in settings else None
+    read = records.load(settings["records"])
+    seed, margin = settings.get("audit.seed", 0), settings.get("audit.margin", MARGIN)
+    return AuditPlan([], 1, out, partial(records.measure, read, seed, margin))
 
 
 #: Arguments that an audit of a verifier has no use for -> why not.
@@ -147,6 +165,11 @@ def _of_verifier(settings: Mapping[str, Any], overrides: Sequence[str], many: bo
 def measured(plan: AuditPlan) -> Iterator[dict[str, Any]]:
     """The row of each measurement, in order; each is in the plan's file before it is yielded. On tables, presets with
     the same drafts are measured once."""
+    if plan.recorded is not None:
+        rows = [plan.recorded()]
+        _write(plan.out, rows)
+        yield from rows
+        return
     jobs, workers = plan.measurements, plan.workers
     keys = [
         (
@@ -176,9 +199,13 @@ def measured(plan: AuditPlan) -> Iterator[dict[str, Any]]:
                 source = name_of(row) if row["method"] == job.cfg.method else row["method"]
                 row = {**row, **described(job.cfg, job.model), "same_as": source}
             rows.append(row)
-            if plan.out is not None:
-                write_atomically(plan.out, csv_text(COLUMNS, rows).encode())
+            _write(plan.out, rows)
             yield row
+
+
+def _write(out: Path | None, rows: Sequence[Mapping[str, Any]]) -> None:
+    if out is not None:
+        write_atomically(out, csv_text(COLUMNS, rows).encode())
 
 
 def _key(argument: str) -> str:
