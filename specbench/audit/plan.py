@@ -58,20 +58,20 @@ def planned(
     arguments: Sequence[str],
     all_presets: bool = False,
     of_variants: bool = False,
-    functions: dict[str, Function] | None = None,
+    outside: Mapping[str, str | Function] | None = None,
 ) -> AuditPlan:
     """The plan for the arguments of `specbench audit`. all_presets, of_variants: the flags --all and --variants;
-    functions: `verifier` and `sampler`, if they are functions and not names.
+    outside: values of `verifier`, `sampler` and `records`, if they are not among the arguments.
 
     Raises UsageError for bad arguments, a bad file of tables, a function that cannot be used, and a path that cannot be
     written to.
     """
     words = command_line.read(arguments, command_arguments=ARGUMENTS)
-    if "records" in map(_key, words):
-        return _of_records(words, all_presets or of_variants)
-    if {"verifier", "sampler"} & {*map(_key, words), *(functions or {})}:
+    keys = {*map(_key, words), *(outside or {})}
+    if keys & {"records", "verifier", "sampler"}:
         settings, overrides = _sorted_out(words)
-        return _of_verifier(settings | (functions or {}), overrides, all_presets or of_variants)
+        plan = _of_records if "records" in keys else _of_verifier
+        return plan(settings | dict(outside or {}), overrides, all_presets or of_variants)
     implied = [word for word in configuration.implied(words) if _key(word) not in ("data", "metrics")]
     settings, overrides = _sorted_out([*words, *implied])
     samples = settings.get("audit.samples", SAMPLES)
@@ -92,13 +92,12 @@ def planned(
     return AuditPlan(measurements, settings.get("audit.workers") if device.type == "cpu" else 1, out)
 
 
-def _of_records(words: Sequence[str], many: bool) -> AuditPlan:
+def _of_records(settings: Mapping[str, Any], overrides: Sequence[str], many: bool) -> AuditPlan:
     """The plan for `records=`."""
     allowed = ("records", "audit.seed", "audit.margin", "out")
-    flag = "--all or --variants" if many else ""
-    if other := flag or next((key for key in map(_key, words) if key not in allowed), ""):
+    others = [*(["--all or --variants"] if many else []), *settings, *map(_key, overrides)]
+    if other := next((name for name in others if name not in allowed), None):
         raise UsageError(f"records= audits the tokens of a file and takes {', '.join(allowed[1:])}: leave {other} out")
-    settings, _ = _sorted_out(words)
     out = writable(settings["out"]) if "out" in settings else None
     read = records.load(settings["records"])
     seed, margin = settings.get("audit.seed", 0), settings.get("audit.margin", MARGIN)
