@@ -9,7 +9,8 @@ cannot be counted as in `statistics`. But if each token is a sample of its p, gi
   randomised for discrete distributions). The orders are by p; by p / q, along which a wrong acceptance or residual
   moves probability; and by what each token gains if q is added up in bfloat16, as a drafter may have done;
 - the number of times that each token is emitted has the mean sum p and the covariance sum diag(p) - p p^T;
-- two successive U are independent.
+- two successive U are independent. Engines invert the cumulative sum of p in the order of the tokens, or by falling p,
+  so U in these orders shows a random number that is used twice.
 
 The orders by q suppose that the engine decides each token given p and q alone, as token-wise verification does. A
 verification of whole blocks may accept a token by what follows it: leave q out of its records.
@@ -164,7 +165,9 @@ def measure(records: Records, seed: int, margin: float) -> dict[str, Any]:
             for order in (_ratio, _gain)
         ]
     tests = [_uniform(u) for u in transforms]
-    tests += [_independent(transforms[0]), counts(records.p, records.emitted, every)]
+    in_order = transformed(records.p, records.emitted, spread, every, _by_number)
+    tests += [_independent(u) for u in (in_order, transforms[0])]
+    tests.append(counts(records.p, records.emitted, every))
     impossible = bool((np.take_along_axis(records.p, records.emitted[:, None], 1) == 0).any())
     largest, error = _distance(transforms)
     row: dict[str, Any] = {
@@ -193,6 +196,10 @@ Order = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 def _falling(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     return -p
+
+
+def _by_number(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    return np.broadcast_to(np.arange(p.shape[1]), p.shape)
 
 
 def _ratio(p: np.ndarray, q: np.ndarray) -> np.ndarray:
