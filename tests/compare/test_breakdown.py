@@ -100,7 +100,7 @@ def test_images_of_one_prompt_count_once() -> None:
 
 
 def test_acceptance_by_depth_by_hand() -> None:
-    """Conditional: of the drafts that were verified there; joint: of all drafts. The second image has shorter drafts."""
+    """Conditional: of the drafts verified there; joint: of all drafts. The second image has shorter drafts."""
     records = [
         image(0, DENSE, accepted_by_depth=[6, 3, 1], verified_by_depth=[10, 6, 3]),
         image(1, ROWS, accepted_by_depth=[2], verified_by_depth=[10]),
