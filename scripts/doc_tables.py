@@ -367,7 +367,7 @@ def verdict(rows: Iterable[Mapping[str, Any]]) -> str:
     """The verdict over all rows of an audit's file together, with numbers as text or as numbers."""
     return verdicts.verdict(
         {name: float(row[name]) if row.get(name, "") != "" else None for name in _OF_VERDICTS}
-        | {"T": int(row["T"]), "exercised": row.get("exercised", "")}
+        | {"T": int(row["T"]), "model": row["model"], "exercised": row.get("exercised", "")}
         for row in rows
     )
 
