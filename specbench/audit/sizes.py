@@ -148,6 +148,10 @@ def _drafts(cfg: RunConfig, given_keys: set[str], model: Subject) -> Iterator[tu
     elif "first_row" in declared:  # rows in parallel; the last one is raster order
         yield from (("window=1", "first_row=overlap"), ("window=2",), (f"window={length}",))
         return
+    elif "lead" in declared:  # rows in parallel; then one after the other, the second one with drafts after a failure
+        yield ("window=3", "lead=2")
+        yield from ((f"window={window}", f"lead={length + 1}") for window in (2, 4) if window <= model.target.width)
+        return
     elif "window" in declared:
         yield from ((f"window={window}",) for window in lengths)
     elif "nodes" in declared:

@@ -36,7 +36,7 @@ from specbench.engine.state import Buffer, Buffers, put
 class ParallelState:
     """tokens, probs: the windows (B, K, H) of the chains' rows, from the first position that is not committed, and the
     distributions (B, K, H, V) that they were drawn from; known (B, K): how many of them exist; latest (B, K, V): the
-    distribution of the last committed token, or zeros; (B, K, 0) if it is not used."""
+    distribution that a row's last token was drawn from, once it has one; (B, K, 0) if it is not used."""
 
     lines: Lines
     session: Any
@@ -66,9 +66,8 @@ class ParallelJacobi:
 
     def __init__(self, window: int, lead: int, tau: float, mask: str = "meant", tested: str = "drafts") -> None:
         self.tau, self.released, self.shifted = tau, mask == "released", tested == "shifted"
-        tree = build_tree(chain_paths(window - 1))
-        self.shape = DraftShape(tree, carries_over=True, biased=True, lag=lead - 1)
-        self.tree, self.ahead = tree, torch.arange(tree.height)
+        self.shape = _shape(window, lead)
+        self.tree, self.ahead = self.shape.tree, torch.arange(self.shape.height)
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> ParallelState:
         device, size, rows = rng.key.device, session.vocab_size, len(rng)
@@ -101,7 +100,9 @@ class ParallelJacobi:
         if self.shifted:
             late = at.last.any(1)[:, None, None]
             tokens = torch.where(late, torch.cat([fed[:, :, :1], fed[:, :, :-1]], -1), fed)
-            earlier = torch.cat([state.latest.unsqueeze(2), probs[:, :, :-1]], 2)
+            begins = ((at.position + 1) % lines.width == 0).unsqueeze(-1)
+            latest = torch.where(begins, one_hot(at.token, probs.shape[-1]), state.latest)
+            earlier = torch.cat([latest.unsqueeze(2), probs[:, :, :-1]], 2)
             probs = torch.where(late.unsqueeze(-1), earlier, probs)
             positions = Fed(**vars(positions), fed=fed.flatten(1))
         tokens, probs, valid = (x.flatten(0, 1) for x in (tokens, probs, valid))
@@ -130,24 +131,26 @@ class ParallelJacobi:
         assert result.kept is not None
         before, kept = lines.line.clone(), result.kept.flatten().unsqueeze(1)
         lines.advance(result.kept)
-        stays = lines.line == before
         node = kept + self.ahead  # the node before each position of the new window
         old = node.clamp_max(height - 1)  # the draft for that position is its child
         p, q = take(result.p, node.clamp_max(height)), take(draft.probs, old)
         token, exists = draft.tokens.gather(1, old + 1), draft.valid.gather(1, old + 1) & (node < height)
-        q_token = prob_at(q, token)
-        after = exists & (node > verdict.length.unsqueeze(1)) & (q_token > 0)
-        keep = after & (ratio(prob_at(p, token), q_token) > self.tau)
+        after = exists & (node > verdict.length.unsqueeze(1))
+        keep = after & (ratio(prob_at(p, token), prob_at(q, token)) > self.tau)
         u = state.rng.rows(lines.owner).uniform(layout.keys.flatten(), TOKEN, height)
         state.tokens.copy_(torch.where(keep, token, draw(p, u, state.sampling.kernels)).view_as(state.tokens))
         state.probs.copy_(torch.where(keep.unsqueeze(-1), q, p).view_as(state.probs))
-        drawn = (layout.images(draft.valid.sum(1)) - result.kept) * (layout.extends & stays)
+        drawn = (layout.images(draft.valid.sum(1)) - result.kept) * (layout.extends & (lines.line == before))
         torch.clamp(drawn, 0, height, out=state.known)
         if self.shifted:
             accepted = take(draft.probs, (kept - 1).clamp(0, height - 1)).squeeze(1)
             latest = torch.where(kept > verdict.length.unsqueeze(1), verdict.next_probs, accepted)
             latest = torch.where(kept > 0, latest, state.latest.flatten(0, 1))
-            state.latest.copy_(layout.images(latest) * stays.unsqueeze(-1))
+            state.latest.copy_(layout.images(latest))
+
+
+def _shape(window: int, lead: int) -> DraftShape:
+    return DraftShape(build_tree(chain_paths(window - 1)), carries_over=True, biased=True, lag=lead - 1)
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ class Choice:
 
     @property
     def shape(self) -> DraftShape:
-        return self.build(None).shape
+        return _shape(self.window, self.lead)
 
     def build(self, model: Any) -> Drafter:
         return ParallelJacobi(self.window, self.lead, self.tau, self.mask, self.tested)
