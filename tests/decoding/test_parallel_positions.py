@@ -268,7 +268,9 @@ def test_a_draft_sees_what_is_committed_and_its_own_row(family: str) -> None:
             for node in range(min(int(draft.valid[k].sum()), model.length - root - 1)):
                 chain = [(p, int(row_tokens[n])) for n in range(node + 1) if (p := root + n) >= 0]
                 begun = (when < step).nonzero().flatten() // width  # rows with tokens; the next ones have begun
-                ends = [p for p in range(max(root, 0)) if p % width == width - 1 and forced[p] >= 0 and p // width in begun]
+                ends = [
+                    p for p in range(max(root, 0)) if p % width == width - 1 and forced[p] >= 0 and p // width in begun
+                ]
                 past = [(p, int(tokens[p])) for p in range(max(root, 0)) if when[p] < step or p in ends]
                 places, ids = (torch.tensor(x) for x in zip(*past, *chain, strict=True)) if past or chain else ((), ())
                 x = prefix.inputs

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import tiny
 import torch
 from torch import Tensor
 
-from specbench.audit.tabular import TabularTarget, codes, random_tables, sequence_probs
-from specbench.config import configuration, registry
+from specbench.audit.tabular import TabularTarget, random_tables
 from specbench.decoding import rules
 from specbench.decoding.drafters.pjd import ParallelJacobi
 from specbench.decoding.drafters.window import INIT, TOKEN
@@ -21,13 +18,15 @@ from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.verify import VERIFY, one_hot
 
 VOCAB, SIDE, IMAGES = 2, 4, 40
+Results = tuple[list[int], Tensor, list[tuple[int, Tensor]]]
 
 
 class Row:
     """A row of an image: its tokens, its drafts with their distributions, and the distribution of its last token."""
 
     def __init__(self, number: int) -> None:
-        self.number, self.tokens, self.latest = number, [], None
+        self.number, self.latest = number, torch.zeros(0)
+        self.tokens: list[int] = []
         self.drafts: list[tuple[int, Tensor]] = []
 
 
@@ -41,9 +40,11 @@ class Simulation:
         self.rows = [Row(number) for number in range(len(tables) // SIDE)]
         self.steps, self.extra = 0, False
 
+    def key(self, row: Row) -> Tensor:
+        return torch.tensor([self.steps * self.chains + row.number % self.chains])
+
     def numbers(self, row: Row, tag: int, count: int) -> Tensor:
-        key = torch.tensor([self.steps * self.chains + row.number % self.chains])
-        return self.rng.uniform(key, tag, count)[0]
+        return self.rng.uniform(self.key(row), tag, count)[0]
 
     def above(self, row: Row) -> int:
         return len(self.rows[row.number - 1].tokens) if row.number else SIDE
@@ -51,7 +52,7 @@ class Simulation:
     def top(self, row: Row) -> bool:
         return self.above(row) == SIDE
 
-    def inputs(self, row: Row) -> list[tuple[int, Tensor | None]]:
+    def inputs(self, row: Row) -> list[tuple[int, Tensor]]:
         """The root and the drafts of a row, filled with random codes."""
         ahead = SIDE if self.top(row) else self.above(row)
         count = min(ahead - len(row.tokens), self.window) if row.number or row.tokens else 1
@@ -62,7 +63,7 @@ class Simulation:
             drafts.append((token, one_hot(torch.tensor(token), VOCAB)))
         return [self.root(row), *drafts]
 
-    def root(self, row: Row) -> tuple[int, Tensor | None]:
+    def root(self, row: Row) -> tuple[int, Tensor]:
         if row.tokens:
             return row.tokens[-1], row.latest
         if self.top(row):
@@ -107,11 +108,9 @@ class Simulation:
                 p.append(self.distribution(seen[: at + offset + 1]))
                 flat += 1
             results.append(self.verify(row, inputs[number], p))
-        tops = [self.top(row) for row in active]
-        for row, (tokens, latest, drafts), _ in zip(active, results, tops, strict=True):
+        for row, (tokens, latest, drafts) in zip(active, results, strict=True):
             row.tokens += tokens
-            row.latest = latest if tokens else row.latest
-            row.drafts = drafts
+            row.latest, row.drafts = latest, drafts
         self.steps += 1
         done = [row for row in active if len(row.tokens) == SIDE and row.number + 1 < len(self.rows)]
         self.extra = any(self.rows[row.number + 1].tokens for row in done)
@@ -122,16 +121,14 @@ class Simulation:
             code = code * VOCAB + token
         return self.tables[len(prefix)][code]
 
-    def verify(self, row: Row, inputs: list[tuple[int, Any]], p: list[Tensor]) -> tuple[list[int], Any, Any]:
+    def verify(self, row: Row, inputs: list[tuple[int, Tensor]], p: list[Tensor]) -> Results:
         """The tokens that the row gains, the distribution of the last one, and the new drafts."""
         shift = int(self.extra and self.released)
         tested = [inputs[n - shift] for n in range(1, len(inputs))]
-        u = self.rng.uniforms(
-            torch.tensor([self.steps * self.chains + row.number % self.chains]), VERIFY, 2, self.window
-        )[0]
+        u = self.rng.uniforms(self.key(row), VERIFY, 2, self.window)[0]
         fresh = self.numbers(row, TOKEN, self.window - 1)
         gained: list[int] = []
-        latest = None
+        latest = row.latest
         for n, (token, q) in enumerate(tested):
             if u[0, n + 1] >= (p[n][token] / q[token]).clamp_max(1):
                 break

@@ -1,11 +1,10 @@
 """Parallel Jacobi decoding of the rows of an image (PJD, Liao et al. 2026, arXiv 2606.05703), as its code does it
 (boyaliao/PJD@e7b93ad3, for Lumina-mGPT).
 
-Rows of the image are decoded at once, each with its own Jacobi window. A row commits its drafts up to the first failure.
-Only the topmost row gets a token there, from the residual distribution, or a bonus token after the last draft. The
-failed draft and the position after the last one are drawn from the target's distribution of this step. A draft after
-the failure is kept, with its old distribution, if that has not become much larger than the new one: this is not exact,
-not even in a single row.
+Rows of the image are decoded at once, each with its own Jacobi window. A row commits its drafts up to the first
+failure. Only the topmost row gets a token there, from the residual distribution, or a bonus token after the last draft.
+A draft after the failure is kept, with its old distribution, if its probability has not fallen too much: this is not
+exact, not even in a single row. All other positions are drawn from the target's distributions of this step.
 """
 
 from __future__ import annotations
