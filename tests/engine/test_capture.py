@@ -127,7 +127,7 @@ class Case:
 #: sampled or deterministic, one tree or one a row, levels of one candidate and of several, and several chains a row.
 #: Every other drafter's are as one of these: chain's as sjd's, tree's as sjd_pac's, vvs's and medusa's as eagle2's, and
 #: dflash's like chain's and medusa's.
-KINDS = ("sjd", "jacobi", "sjd_pac", "eagle2", "rows")
+KINDS = ("sjd", "jacobi", "sjd_pac", "eagle2", "pjd")
 #: Rules that read a draft in their own way: a factor of the draft's probability that is bisected, sums over
 #: neighbours. All are checked on trees of several candidates a level; none sees whether a candidate was sampled.
 RULES_OF_CLASSES = ("band", "lantern")
