@@ -33,7 +33,9 @@ class TokenWise(Verification):
 
     def decide(self, case: Case) -> VerificationResult:
         p, draft, rule, kernels = case.p, case.draft, case.rule, case.kernels
-        relaxation = None if kernels is None or draft.node_probs is not None else rule.relaxation()
+        relaxation = None if kernels is None else rule.relaxation()
+        if isinstance(relaxation, Threshold) and draft.node_probs is not None:
+            relaxation = None  # its kernel reads one distribution for all siblings
         if kernels is not None and isinstance(relaxation, Threshold):
             return VerificationResult(*kernels.verify_longest(p, case.decided_by, draft, case.numbers, relaxation))
         if kernels is not None and relaxation is not None:
