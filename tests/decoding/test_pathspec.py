@@ -235,7 +235,10 @@ verdict_of = partial(tiny.verdict, model=TabularModel("small", TABLES, TABLES, N
 def test_the_audit_tells_the_exact_form_from_the_released_one() -> None:
     for words in ("window=2", "window=2 chains=3 fresh=uniform", "window=3 verification=token"):
         assert verdict_of(f"method=pathspec {words}", samples=5000) == "lossless", words
-    for words in ("method=pathspec variant=released window=2", "method=pathrelax delta=0.3 window=2 fresh=uniform"):
+    for words in (
+        "method=pathspec variant=released window=2",
+        "method=pathrelax path_delta=0.3 window=2 fresh=uniform",
+    ):
         assert verdict_of(words, samples=40_000, margin=1.0) == "not lossless", words
 
 
@@ -254,15 +257,14 @@ def test_chains_with_the_same_random_numbers_are_detected(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("pathspec rule=cool delta=1.1", "has rule cool"),
-        ("pathspec rule=redraw", "has rule redraw"),
-        ("pathspec delta=0.1", "select=longest"),
+        ("pathspec rule=cool", "has rule cool"),
+        ("pathspec path_delta=0.1", "select=longest"),
         ("sjd verification=chains", "drafter sjd"),
         ("eagle1 verification=chains", "drafter eagle_tree"),
         ("pathspec verification=traversal", "carries over to the next step"),
         ("pathspec verification=block", "carries over to the next step"),
         ("pathspec rule=cool verification=token", None),
-        ("pathspec variant=released delta=0.1", None),
+        ("pathspec variant=released path_delta=0.1", None),
     ],
 )
 def test_other_combinations_are_refused(words: str, sentence: str | None) -> None:
@@ -279,7 +281,9 @@ def test_independent_siblings_need_token_wise_verification() -> None:
 def test_the_variants() -> None:
     def settings(words: str) -> list[Any]:
         cfg = configuration.compose(words.split())
-        return [cfg.get(name) for name in ("drafter", "verification", "select", "delta", "window", "chains", "fresh")]
+        return [
+            cfg.get(name) for name in ("drafter", "verification", "select", "path_delta", "window", "chains", "fresh")
+        ]
 
     draft = [12, 2, "point"]
     assert settings("method=pathspec") == ["pathspec", "chains", "first", 0.0, *draft]

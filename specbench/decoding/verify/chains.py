@@ -63,7 +63,7 @@ class Choice:
     """The parameters of conf/verification/chains.yaml."""
 
     select: str
-    delta: float
+    path_delta: float
 
     def build(self, verified: Verified) -> Verification:
         verified.check_rule("chains")
@@ -73,7 +73,7 @@ class Choice:
                 " them: use drafter=pathspec, or verification=token"
             )
         if self.select == "longest":
-            return Longest(self.delta)
-        if self.delta:
-            raise UsageError("delta relaxes only the choice of the longest chain: use select=longest, or delta=0")
+            return Longest(self.path_delta)
+        if self.path_delta:
+            raise UsageError("path_delta needs select=longest: add it, or leave path_delta= out")
         return TokenWise()
