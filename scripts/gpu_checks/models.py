@@ -15,6 +15,7 @@ from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft, ZipAR
 from specbench.decoding.drafters.pac_window import PACWindow
+from specbench.decoding.drafters.pathspec import PathWindow
 from specbench.decoding.drafters.pjd import ParallelJacobi
 from specbench.decoding.drafters.sjd_window import SJDWindow
 from specbench.decoding.drafters.vvs import VVS
@@ -54,6 +55,7 @@ DRAFTERS = (
     "sjd_vertical",
     "scd",
     "sjd_pac",
+    "pathspec",
 )
 #: The tree that begins a window of SJD-PAC, of the real size and of a small one.
 PAC = ((4, 3), (2, 2))
@@ -170,6 +172,8 @@ def drafter(name: str, model: Any, device: str, dtype: torch.dtype, small: bool 
         return DraftModel(target(kind, device, dtype, 1, small, math.isqrt(model.length)), 3)
     if name == "jacobi":
         return Window(window, match=True)
+    if name == "pathspec":
+        return PathWindow(window, fresh="point", chains=2)
     if name == "sjd_pac":
         width, depth = PAC[small]
         return PACWindow(window, "horizontal_repeat", coupling="maximal", width=width, depth=depth)

@@ -34,7 +34,7 @@ _FEWEST = 8  # codes
 _APART = 8  # mean squared distance of two codes of the built-in models: about half of them are nearer to a code
 
 #: Parts that are not lossless, by their parameter. Rules other than `exact` are not lossless, either.
-_RELAXED = {"coupling": ("threshold",), "drafter": ("vvs", "pjd")}
+_RELAXED = {"coupling": ("threshold",), "drafter": ("vvs", "pjd"), "select": ("longest",)}
 
 #: How a model is sampled in addition to temperature 1, for exact rules: filters change the overlap of the drafter's and
 #: the target's distributions, and greedy decoding has separate code.

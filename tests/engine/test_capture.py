@@ -25,6 +25,7 @@ from specbench.decoding.rules.thresholds import Typical
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify import TokenWise, Verification
 from specbench.decoding.verify.block import BlockVerification
+from specbench.decoding.verify.chains import Longest
 from specbench.decoding.verify.traversal import Traversal
 from specbench.engine.graph import Graphs
 from specbench.models.mar import MAR, MARConfig
@@ -171,6 +172,8 @@ def test_every_rule_sees_every_kind_of_draft() -> None:
         ("chain", BlockVerification(), "triton"),
         ("eagle2", Traversal(), "graph"),
         ("tree", Traversal(), "triton"),
+        ("pathspec", Longest(0.01), "graph"),
+        ("pathspec", Longest(0.01), "triton"),
     ],
 )
 def test_a_step_of_other_verification_can_be_recorded(name: str, way: Verification, engine: str) -> None:

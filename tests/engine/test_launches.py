@@ -38,7 +38,8 @@ BUDGETS = {
     "sjd": ("lumina_mgpt", 18, 18), "sjd_entropy": ("llamagen_xl", 18, 82), "sjd_isp": ("lumina_mgpt", 18, 18),
     "pjd": ("lumina_mgpt", 12, 198), "sjd_pac": ("llamagen_xl", 18, 22), "sjd_threshold": ("lumina_mgpt", 18, 18),
     "uniform_rsd": ("llamagen_xl", 43, 74), "vanilla": ("lumina_mgpt", 12, 16), "vvs": ("llamagen_xl", 98, 273),
-    "zipar": ("lumina_mgpt", 12, 50), "dflash": ("llamagen_xl", 20, 92),
+    "zipar": ("lumina_mgpt", 12, 50), "dflash": ("llamagen_xl", 20, 92), "pathspec": ("llamagen_xl", 18, 33),
+    "pathrelax": ("lumina_mgpt", 18, 89),
 }  # fmt: skip
 #: The same for other parameters.
 MORE: dict[str, tuple[tuple[str, ...], int, int]] = {
