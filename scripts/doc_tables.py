@@ -4,10 +4,13 @@ and a slot its name:
     table('field', 'step_compression, emitted_kl', lines='vanilla, sjd')
     table_of_pairs('relaxed_equal', 'UniformRSD', 'Cool-SD, exponential', 'band')
     table_of_curves('relaxed', 'emitted_kl', 'EAGLE-1, chain of 5', 2.0, 2.2)
+    table_of_ratios('relaxed', 'EAGLE-1, chain of 5', 'exact_EAGLE-1_chain_of_5', 'UniformRSD', 'typical', 'band')
+    table_of_panel('windows', 'Jacobi windows', 'step_compression', 16, 32)
     table_of_verifications('verification_shapes', 'step_compression')
     joined_table(table('field', 'step_compression'), {'speed-up (×)': table('field_seconds', 'speedup_latency')})
 
-The functions in `WHOLE` other than `joined_table` read files and take no name: `table_of_audit()`, for example.
+The functions in `WHOLE` read files and take no name, as `table_of_audit()`, or join drawn tables (`joined_table`,
+`side_by_side`).
 """
 
 from __future__ import annotations
@@ -20,19 +23,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from specbench.audit import model_recipes, verdicts
+from specbench.compare import equal
 from specbench.config import configuration, parameters
 from specbench.errors import UsageError
 from specbench.rows import provenance, report_text
 from specbench.rows.columns import SHOWN, stderr_of
 from specbench.rows.csv_files import read_rows
-from specbench.rows.paired import LEVEL
+from specbench.rows.paired import LEVEL, half_interval, p_value
 from specbench.storage.csv_text import csv_lines
 from specbench.tables import matched
-from specbench.tables.catalog import TABLES
-from specbench.tables.definitions import Column, TableFigure, row_column
+from specbench.tables.definitions import Column, Panel, TableFigure, row_column
 from specbench.tables.figures import point
 from specbench.tables.layout import doubts
 from specbench.tables.table_runs import TablePlan
@@ -109,6 +113,55 @@ def table_of_curves(plan: TablePlan, y: str, panel: str, *values: float) -> Iter
         yield [f"{value}", *("—" if at is None else f"{at:.{decimals}f}" for at in curves.values())]
 
 
+def table_of_ratios(plan: TablePlan, panel: str, start: str, first: str, *others: str) -> Iterator[Sequence[str]]:
+    """By measure and range: the ratio of the mean of each other curve to that of the first one, by rows alone. Ranges:
+    the whole one, and the one from the step compression of the line `start` on. Bold: the interval excludes 1."""
+    yield ["measure", "step compression", *others]
+    for y in ("emitted_tv", "emitted_kl"):
+        for since in ("", start):
+            pairs = [ratio_of_curves(plan, panel, y, first, other, since) for other in others]
+            low, high = min(pair.from_x for pair in pairs), max(pair.to_x for pair in pairs)
+            cells = [f"{pair.ratio:.2f} ({pair.ratio_low:.2f} to {pair.ratio_high:.2f})" for pair in pairs]
+            bold = [f"**{cell}**" if pair.p < 1 - LEVEL else cell for cell, pair in zip(cells, pairs)]
+            yield [f"`{y}`", f"{low:.2f} to {high:.2f}", *bold]
+
+
+def ratio_of_curves(plan: TablePlan, panel: str, y: str, first: str, other: str, start: str = "") -> SimpleNamespace:
+    """The ratio of the mean of a curve to that of the first one, with its interval and its p-value, by rows alone and
+    so not paired. start: the line from whose x on they are compared. n: the images of each row."""
+    chosen, rows = _panel(plan, panel), plan.rows
+    [x] = chosen[0].x
+    keys = {key for curve in chosen[1].curves for key in curve.lines if (rows.get(key) or {}).get(y)}
+    stated = {key: row for key in keys if (row := rows.get(key))}
+    [n] = {int(row["n"]) for row in stated.values()}
+    points = {
+        curve.label: [
+            equal.RowPoint(key, *(float(stated[key].get(name) or 0) for name in (x, stderr_of(x), y, stderr_of(y))))
+            for key in curve.lines
+            if key in stated
+        ]
+        for curve in chosen[1].curves
+    }
+    sampled = equal.of_rows({label: points[label] for label in (first, other)})
+    pair = equal.difference(sampled[first], sampled[other], n, from_x=float(rows[start][x]) if start else -math.inf)
+    if pair is None or pair.ratio_interval is None:
+        raise UsageError(f"{first} and {other} of {plan.table.id} have no common range of {x}, or no ratio of {y}")
+    ratio, (low, high) = pair.mean_b / pair.mean_a, pair.ratio_interval
+    p = p_value(n, math.log(ratio), math.log(high / low) / 2 / half_interval(n, 1.0))
+    values = {"ratio": ratio, "ratio_low": low, "ratio_high": high, "p": p, "n": n}
+    return SimpleNamespace(**values, from_x=float(pair.at[0]), to_x=float(pair.at[-1]))
+
+
+def table_of_panel(plan: TablePlan, panel: str, y: str, *values: float) -> Iterator[Sequence[str]]:
+    """y of every curve of a panel in its rows whose x is one of these values."""
+    (figure, chosen), rows, column = _panel(plan, panel), plan.rows, row_column(y)
+    [x] = figure.x
+    yield ["method", *(f"{value}" for value in values)]
+    for curve in chosen.curves:
+        by_x = {float(row[x]): row for key in curve.lines if (row := rows.get(key))}
+        yield [curve.label, *(cell(column, by_x[value]) if value in by_x else "—" for value in values)]
+
+
 def table_of_verifications(plan: TablePlan, y: str) -> Iterator[Sequence[str]]:
     """y of each draft, with one column for each verification. The labels of the lines are "drafter: form,
     verification, shape"."""
@@ -125,12 +178,18 @@ def table_of_verifications(plan: TablePlan, y: str) -> Iterator[Sequence[str]]:
 def curves_at(plan: TablePlan, panel: str, y: str, value: float) -> dict[str, float | None]:
     """By label, y of the curves of a panel where the figure's x has this value, on the straight lines between their
     rows; None where a curve does not reach it. UsageError without such a panel."""
-    figure, rows = plan.table.figure, plan.rows
-    panels = {candidate.label: candidate for candidate in figure.panels} if isinstance(figure, TableFigure) else {}
-    if not isinstance(figure, TableFigure) or panel not in panels:
-        raise UsageError(f"table {plan.table.id} has no panel {panel} (panels: {', '.join(panels)})")
-    points = {c.label: [point(rows.get(key), figure.x[0], y) for key in c.lines] for c in panels[panel].curves}
+    (figure, chosen), rows = _panel(plan, panel), plan.rows
+    points = {c.label: [point(rows.get(key), figure.x[0], y) for key in c.lines] for c in chosen.curves}
     return {label: interpolated([p[:2] for p in curve if p], value) for label, curve in points.items()}
+
+
+def _panel(plan: TablePlan, label: str) -> tuple[TableFigure, Panel]:
+    """A table's figure and its panel with this label. UsageError without such a panel."""
+    figure = plan.table.figure
+    panels = {panel.label: panel for panel in figure.panels} if isinstance(figure, TableFigure) else {}
+    if not isinstance(figure, TableFigure) or label not in panels:
+        raise UsageError(f"table {plan.table.id} has no panel {label} (panels: {', '.join(panels)})")
+    return figure, panels[label]
 
 
 def interpolated(points: Sequence[tuple[float, float]], x: float) -> float | None:
@@ -163,7 +222,8 @@ def heading(label: str) -> str:
     return label if label[1:2].isupper() or label.startswith(_PROPER) else label[:1].lower() + label[1:]
 
 
-DRAWN = {draw.__name__: draw for draw in (table, table_of_pairs, table_of_curves, table_of_verifications)}
+_BY_PLAN = (table, table_of_pairs, table_of_curves, table_of_ratios, table_of_panel, table_of_verifications)
+DRAWN = {draw.__name__: draw for draw in _BY_PLAN}
 
 
 def joined_table(first: str, others: Mapping[str, str]) -> str:
@@ -174,6 +234,17 @@ def joined_table(first: str, others: Mapping[str, str]) -> str:
         last = {row[0]: row[-1] for row in _cells(other)}
         rows = [[*rows[0], title], *([*row, last.get(row[0], "—")] for row in rows[1:])]
     return markdown(rows)
+
+
+def side_by_side(tables: Mapping[str, str]) -> str:
+    """Drawn tables of the same lines as one: every column with the name of its table."""
+    every = {name: _cells(drawn) for name, drawn in tables.items()}
+    first = next(iter(every.values()))
+    if any([row[0] for row in cells] != [row[0] for row in first] for cells in every.values()):
+        raise UsageError(f"tables {', '.join(tables)} do not have the same lines")
+    heads = [first[0][0], *(f"{title}, {name}" for name, cells in every.items() for title in cells[0][1:])]
+    body = [[row[0], *(text for cells in every.values() for text in cells[i][1:])] for i, row in enumerate(first)]
+    return markdown([heads, *body[1:]])
 
 
 def _cells(drawn: str) -> list[list[str]]:
@@ -272,14 +343,6 @@ def _gpu_step(row: Row | None) -> str:
     return f"{float(row['measured']):.2f}{relative}"
 
 
-def table_of_gpu_speedups() -> str:
-    """Speed-up ± standard error of the embedded model's methods, named as in the table `field`."""
-    rows, body = {row["method"]: row for row in _read("gpu/images")}, [["method", "speed-up (×)"]]
-    column = row_column("speedup_latency")
-    body += [[line.label, cell(column, rows[line.key])] for line in TABLES["field"].lines if line.key in rows]
-    return markdown(body)
-
-
 def table_of_gpu_gates() -> str:
     """Every gate and its measurement."""
     body = [["gate", "measured", "gate", "least time at the measured bandwidth", "share of it", "verdict"]]
@@ -304,7 +367,7 @@ def verdict(rows: Iterable[Mapping[str, Any]]) -> str:
     """The verdict over all rows of an audit's file together, with numbers as text or as numbers."""
     return verdicts.verdict(
         {name: float(row[name]) if row.get(name, "") != "" else None for name in _OF_VERDICTS}
-        | {"T": int(row["T"]), "exercised": row.get("exercised", "")}
+        | {"T": int(row["T"]), "model": row["model"], "exercised": row.get("exercised", "")}
         for row in rows
     )
 
@@ -384,9 +447,9 @@ WHOLE = {
         table_of_settings,
         table_of_rehearsals,
         table_of_gpu_steps,
-        table_of_gpu_speedups,
         table_of_gpu_gates,
         joined_table,
+        side_by_side,
         main_job,
     )
 }

@@ -32,12 +32,20 @@ Slots can use every table by its name, with its lines (`field['sjd'].steps`, see
     card(STAGE)                      a stage's statistics in results/embedded_models.md
     get(LINE, Y, ...)                values of a line or of a row; '-steps' is the value with the other sign
     pm(LINE, Y)                      a value and its standard error
+    estimate(VALUE, ERROR, N)        the same of other numbers, with the number of images that the error rests on
     ends(VALUES)                     the least and the largest
     apart(Y, LEFT, RIGHT)            the ends of the 95 % interval of the difference RIGHT - LEFT of two lines, from
-                                     both standard errors, not paired
+                                     both standard errors, not paired: Welch's, by Student's t
+    z(LEFT, RIGHT)                   the normal deviate with the p-value of that test, of two values with their errors:
+                                     beyond 1.96 for p < 0.05, beyond 3.29 for p < 0.001
+    rank_correlation(XS, YS)         Spearman's, and the ends of its 95 % interval
     verdict(ROWS)                    the audit's verdict over all these rows together
-    pairs(TABLE, column=value, ...)  the pairs of its curves, each also with `adjusted`, its p by Holm's adjustment over
-                                     all of the table, and `above` and `below`, where the band of the pair excludes 0
+    pairs(TABLE, column=value, ...)  the pairs of its curves. p: of the ratio, if there is one; each also with
+                                     `adjusted`, its p by Holm's adjustment over all of the table, and `above` and
+                                     `below`, where the band of the pair excludes 0
+    planned_pairs(TABLE)             how many pairs the adjustment is over
+    curve_ratio(TABLE, PANEL, Y, A, B, START)   the ratio of the means of the curves B and A with its interval and p, by
+                                     rows alone: not paired; from the x of the line START on, if it is given
     curves(TABLE, PANEL, Y, X)       by label, Y of the curves of a panel where the figure's x is X
 
 the tables of `doc_tables`, and the `names` of numbers.yaml: expressions that several slots share.
@@ -64,11 +72,14 @@ import doc_tables
 import numpy as np
 import pandas as pd
 import yaml
+from scipy.special import ndtri, stdtr, stdtrit
+from scipy.stats import spearmanr
 
 from specbench.cli.commands import fail
 from specbench.errors import UsageError
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import as_cells, has_runs, read_rows
+from specbench.rows.paired import LEVEL
 from specbench.storage.csv_text import csv_text
 from specbench.tables import catalog, matched, table_runs
 
@@ -111,8 +122,10 @@ class Rows:
     @cached_property
     def names(self) -> dict[str, Any]:
         """The namespace of a template's slots."""
-        functions = {f.__name__: f for f in (abs, all, any, len, max, min, sum, zip, get, pm, ends, apart, verdict)}
-        queries = {f.__name__: f for f in (self.rows, self.one, self.pairs, self.curves, self.lines, self.card)}
+        shared = (get, pm, estimate, ends, apart, z, rank_correlation, verdict)
+        functions = {f.__name__: f for f in (abs, all, any, len, max, min, sum, zip, *shared)}
+        of_tables = (self.pairs, self.planned_pairs, self.curve_ratio, self.curves, self.lines)
+        queries = {f.__name__: f for f in (self.rows, self.one, self.card, *of_tables)}
         constants = {
             "__builtins__": {},
             "settings": (),
@@ -153,6 +166,14 @@ class Rows:
         for pair in matches:
             self.enough(f"{table}, {pair.panel}", {"n": pair.prompts})
         return matches
+
+    def planned_pairs(self, table: str) -> int:
+        return matched.planned_pairs(self.plan(table))
+
+    def curve_ratio(self, table: str, panel: str, y: str, a: str, b: str, start: str = "") -> SimpleNamespace:
+        pair = doc_tables.ratio_of_curves(self.plan(table), panel, y, a, b, start)
+        self.enough(f"{table}, {panel}", {"n": pair.n})
+        return pair
 
     def curves(self, table: str, panel: str, y: str, x: float) -> dict[str, float]:
         values = doc_tables.curves_at(self.plan(table), panel, y, x)
@@ -232,16 +253,50 @@ def verdict(audited: pd.DataFrame) -> str:
     return doc_tables.verdict(audited.astype(object).where(audited.notna(), "").to_dict("records"))
 
 
-def pm(line: Any, y: str) -> tuple[float, float]:
-    """A value and its standard error."""
-    return getattr(line, y), getattr(line, f"{y}_stderr")
+def rank_correlation(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float, float]:
+    """Spearman's rank correlation of at least four pairs, and its 95 % interval (Bonett and Wright 2000)."""
+    rank = float(spearmanr(xs, ys).statistic)
+    wide = float(ndtri((1 + LEVEL) / 2)) * math.sqrt((1 + rank**2 / 2) / (len(xs) - 3))
+    low, high = (math.tanh(math.atanh(rank) + sign * wide) for sign in (-1, 1))
+    return rank, low, high
+
+
+class Estimate(tuple[float, float]):
+    """A value and its standard error. n: the number of images that the error rests on."""
+
+    n: float = math.inf
+
+
+def estimate(value: float, error: float, n: float) -> Estimate:
+    made = Estimate((value, error))
+    made.n = n
+    return made
+
+
+def pm(line: Any, y: str) -> Estimate:
+    """A value and its standard error, over the line's images."""
+    return estimate(getattr(line, y), getattr(line, f"{y}_stderr"), line.n if hasattr(line, "n") else line.images)
 
 
 def apart(y: str, left: Any, right: Any) -> tuple[float, float]:
     """The 95 % interval of the difference of y, right - left, as if the images were not paired."""
-    (a, a_error), (b, b_error) = pm(left, y), pm(right, y)
-    wide = 1.96 * math.hypot(a_error, b_error)
-    return b - a - wide, b - a + wide
+    difference, error, degrees = _welch(pm(left, y), pm(right, y))
+    wide = float(stdtrit(degrees, (1 + LEVEL) / 2)) * error
+    return difference - wide, difference + wide
+
+
+def z(left: Sequence[float], right: Sequence[float]) -> float:
+    """The normal deviate with the sign of right - left and the p-value of Welch's test of two values with their
+    standard errors. A plain pair has an error that is known."""
+    difference, error, degrees = _welch(left, right)
+    return math.copysign(float(-ndtri(max(stdtr(degrees, -abs(difference) / error), sys.float_info.min))), difference)
+
+
+def _welch(left: Sequence[float], right: Sequence[float]) -> tuple[float, float, float]:
+    """The difference right - left, its standard error, and its degrees of freedom (Welch 1947)."""
+    squares = [side[1] ** 2 for side in (left, right)]
+    spread = sum(square**2 / (getattr(side, "n", math.inf) - 1) for square, side in zip(squares, (left, right)))
+    return right[0] - left[0], math.sqrt(sum(squares)), sum(squares) ** 2 / spread if spread else math.inf
 
 
 def filled(template: str, rows: Rows, where: str, whole: bool = True) -> tuple[list[Problem], str]:
@@ -407,7 +462,8 @@ def _pair(row: Mapping[str, str], adjusted: float) -> SimpleNamespace:
     spans: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
     for low, high, above in matched.stretches(row):
         spans[above].append((low, high))
-    return SimpleNamespace(**vars(_namespace(row)), adjusted=adjusted, above=spans[True], below=spans[False])
+    about = vars(_namespace(row)) | {"p": matched.p_of(row), "adjusted": adjusted}
+    return SimpleNamespace(**about, above=spans[True], below=spans[False])
 
 
 def _namespace(row: Mapping[str, str]) -> SimpleNamespace:

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -81,18 +81,33 @@ def compare(a: RunResult | str | Path, b: RunResult | str | Path) -> ComparisonR
     return ComparisonResult(comparison.compare(*(passes.read(str(folder)) for folder in folders)))
 
 
-def audit(method: str | None = None, *, every: bool = False, quiet: bool = False, **values: Any) -> AuditResult:
+def audit(
+    method: str | None = None,
+    *,
+    verifier: str | Callable[..., Any] | None = None,
+    sampler: str | Callable[..., Any] | None = None,
+    records: str | Path | None = None,
+    every: bool = False,
+    quiet: bool = False,
+    **values: Any,
+) -> AuditResult:
     """Measures whether a method is lossless, on models whose distribution is known: `specbench audit`.
 
-    every: audit all presets, like --all. values: parameters of the method, its drafter, its rule and the sampling; and
-    model, tables, samples, margin, seed and workers, which are audit.model and so on for the command line.
+    verifier: a verifier of another engine, verify(p, q, tokens, rng) -> (accepted, next token), instead of a method, as
+    a function or as its name (`specbench.audit.verifier`); sampler: draws its draft tokens, draw(q, rng) -> token;
+    records: a file of recorded decisions of any engine, instead of a method (`specbench.audit.records`). every: audit
+    all presets, like --all. values: parameters of the method, its drafter, its rule and the sampling; and model,
+    tables, samples, margin, seed and workers, which are audit.model and so on for the command line.
     """
     from specbench.audit import plan
 
     report_faults()
     named = {f"audit.{name}" if name in _OF_AUDIT else name: value for name, value in values.items()}
+    given = {"verifier": verifier, "sampler": sampler, "records": None if records is None else str(records)}
+    outside = {name: value for name, value in given.items() if value is not None}
     with _silence(quiet):
-        return AuditResult(list(plan.measured(plan.planned(_overrides(method, named), every))))
+        planned = plan.planned(_overrides(method, named), every, outside=outside)
+        return AuditResult(list(plan.measured(planned)))
 
 
 def load(model: str | None = None, **values: Any) -> LoadedModel:

@@ -32,6 +32,7 @@ from specbench.decoding.continuous import ContinuousRule
 from specbench.decoding.continuous import decode as decode_continuous
 from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.eagle import Eagle
+from specbench.decoding.drafters.pjd import ParallelJacobi
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
@@ -121,6 +122,7 @@ def images(every: bool) -> Iterator[str]:
         "tree": lambda: Eagle(tiny.eagle(target), parse("[[0],[1],[0,0],[0,1],[1,0]]")),
         "draft model": lambda: DraftModel(tiny.llamagen(side=4, seed=5), 3),
         "height": lambda: window(5, coupling="height"),
+        "rows": lambda: ParallelJacobi(4, 3, 0.5, "released", "shifted"),
         "window": lambda: window(7, "horizontal_repeat", coupling="maximal", width=2, depth=3),
     }
     conditioning = tiny.prompts(len(KEYS))

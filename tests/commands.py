@@ -39,9 +39,10 @@ def python(code: str, *arguments: str, cwd: Path = Path("/"), package: Path = RO
 
 
 def copy_package(folder: Path) -> None:
-    """Copies specbench/ and conf/ to a folder where tests add files; the weights stay in their place."""
+    """Copies specbench/ and conf/, with their bytecode, to a folder where tests add files; the weights stay in their
+    place."""
     for part in ("specbench", "conf"):
-        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("assets", "__pycache__"))
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("assets"))
     (folder / "specbench/assets").symlink_to(ROOT / "specbench/assets")
 
 

@@ -49,9 +49,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 #: Files that take longest. They begin first, so that two processes end at about the same time.
 LONGEST = (
-    "test_embedded", "test_ptxas", "test_capture", "test_readme", "test_train_drafter", "test_launches", "test_targets",
-    "test_real", "test_training", "test_cluster", "test_densities", "test_continuous", "test_engine", "test_bench",
-    "test_invariance", "test_kernel_verification", "test_mar_scenes", "test_audit_command",
+    "test_capture", "test_train_drafter", "test_readme", "test_real", "test_embedded", "test_ptxas", "test_cluster",
+    "test_models", "test_targets", "test_continuous", "test_audit_command", "test_cli", "test_rehearsal",
+    "test_invariance", "test_densities", "test_mar_scenes", "test_audit_bounds", "test_training", "test_engine",
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache, wraps
 from typing import Any
 
@@ -39,6 +40,48 @@ def _remember_types() -> None:
     block.__init__, tensor.__init__, interpreter._get_np_dtype = block_init, tensor_init, format_once
 
 
+def _skip_checks_without_effect() -> None:
+    """Every sum and product of integers also checks for an overflow, in a dozen operations, and only a debug build
+    asserts the result. Whether operands need a conversion, and the shape of the result, follows from the names of their
+    types, which name the shapes, too: here once for each pair."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    builder, semantic = interpreter.interpreter_builder, interpreter.interpreter_semantic
+    if not builder.options.debug:
+        builder.options = replace(builder.options, sanitize_overflow=False)
+    check, tensor = semantic.binary_op_type_checking_impl, tl.core.tensor
+    kept: dict[Any, bool] = {}
+
+    def check_once(lhs: Any, rhs: Any, *arguments: Any, **options: Any) -> Any:
+        if not (isinstance(lhs, tensor) and isinstance(rhs, tensor)):
+            return check(lhs, rhs, *arguments, **options)
+        key = lhs.type.name, rhs.type.name, *arguments, *options.items()
+        if kept.get(key):
+            return broadcast_once(lhs, rhs)
+        both = check(lhs, rhs, *arguments, **options)
+        kept[key] = all(new.dtype == old.dtype for new, old in zip(both, (lhs, rhs), strict=True))
+        return both
+
+    broadcast = semantic.broadcast_impl_value
+    known: dict[tuple[str, str], list[Any]] = {}
+
+    def broadcast_once(lhs: Any, rhs: Any) -> Any:
+        key = lhs.type.name, rhs.type.name
+        if key not in known:
+            both = broadcast(lhs, rhs)
+            known[key] = [None if new is old else new.type for new, old in zip(both, (lhs, rhs), strict=True)]
+            return both
+        return tuple(x if kind is None else as_type(x, kind) for x, kind in zip((lhs, rhs), known[key], strict=True))
+
+    def as_type(x: Any, kind: Any) -> Any:
+        data = np.broadcast_to(x.handle.data, [getattr(size, "value", size) for size in kind.shape])
+        return tensor(interpreter.TensorHandle(data, x.handle.dtype.scalar), kind)
+
+    semantic.binary_op_type_checking_impl, semantic.broadcast_impl_value = check_once, broadcast_once
+
+
 def patch_language_once() -> None:
     """While a kernel runs, the interpreter's functions replace the functions of triton.language. Triton puts them there
     when the kernel starts, and again whenever it calls another function, which changes nothing and takes a third of the
@@ -51,6 +94,7 @@ def patch_language_once() -> None:
     if scope_of is None:
         return
     _remember_types()
+    _skip_checks_without_effect()
     patch: Callable[[Any], Any] = interpreter._patch_lang
     patched: set[str] = set()
 

@@ -1,9 +1,9 @@
-"""Counts the kernel launches of a step of the real loop at full size, on fake CUDA tensors.
+"""Counts the kernel launches of a step of the real loop at full size, on tensors without values.
 
 An operation of PyTorch counts as one launch, unless it is a view or only allocates. `addmm` of a matrix counts as two,
 since it copies the summand first. Attention by PyTorch counts as one, and as three more if it converts a bool mask into
-values that it adds to the scores. Some operations (sort, topk, cumsum) launch more, so the count is a lower bound.
-Fused kernels are counted where they are started, in `engine.kernels.launch.start`.
+values that it adds to the scores. A norm by PyTorch counts as one. Some operations (sort, topk, cumsum) launch more, so
+the count is a lower bound. Fused kernels are counted where they are started, in `engine.kernels.launch.start`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from specbench.bench import shapes as without_values
-from specbench.bench.shapes import Shapes, attended
+from specbench.bench.shapes import DEVICE, Shapes, attended, shapes
 from specbench.decoding.continuous import Conditions, GenerationOrder
 from specbench.decoding.continuous.trajectory import draw_trajectory
 from specbench.engine.clock import Idle
@@ -38,13 +36,6 @@ _NONE = frozenset(
 )
 #: Eager steps before the step that is counted: what is created once is created in the first.
 WARMUP = 1
-#: The device of the fake tensors.
-DEVICE = torch.device("cuda", 0)
-
-
-def shapes(cfg: Mapping[str, Any], engine: Eager | Graphs | None = None) -> Shapes:
-    """`bench.shapes` on fake CUDA tensors: the engine takes the kernels of a GPU."""
-    return without_values.shapes(cfg, engine, DEVICE, FakeTensorMode(allow_non_fake_inputs=True))
 
 
 class Launches(TorchDispatchMode):
@@ -92,12 +83,17 @@ class Launches(TorchDispatchMode):
                 self.add("masks of attention", 3)
             return attended(*args, **kwargs)
 
+        def normalize(x: Tensor, *_: Any, **__: Any) -> Tensor:
+            self.add("rms_norm")
+            return x.new_empty(x.shape)
+
         hooks = torch.nn.modules.module
         handles = [hooks.register_module_forward_pre_hook(enter), hooks.register_module_forward_hook(leave)]
         try:
             with (
                 self,
                 mock.patch.object(F, "scaled_dot_product_attention", attend),
+                mock.patch.object(F, "rms_norm", normalize),
                 mock.patch.object(launch, "start", lambda kernel, *_, **__: self.add(kernel_name(kernel))),
             ):
                 yield
@@ -113,7 +109,7 @@ def _is_view(func: Any) -> bool:
 
 
 def _on_device(x: Any) -> bool:
-    return any(isinstance(t, Tensor) and t.device.type == "cuda" for t in tree_leaves(x))
+    return any(isinstance(t, Tensor) and t.device == DEVICE for t in tree_leaves(x))
 
 
 def kernel_name(kernel: Any) -> str:

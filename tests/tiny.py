@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specbench.decoding.batch import Decoded
-from specbench.decoding.parallel_positions import Lines
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.shape import DraftShape
-from specbench.decoding.trees import build, chain_paths
-from specbench.decoding.verify import DRAFT, Draft, one_hot
-from specbench.engine.state import Buffers, put
 from specbench.models.dflash import DFlashNetwork
 from specbench.models.dflash import like_target as dflash_like_target
 from specbench.models.eagle import EagleNetwork, like_shape, like_target
@@ -67,54 +62,6 @@ def dflash(target: Language, block_size: int = 4, seed: int = 7) -> DFlashNetwor
             if p.dim() == 2 and "norm" not in name:
                 p.mul_(2)
     return network.eval().requires_grad_(False)
-
-
-@dataclass
-class RowState:
-    lines: Lines
-    session: Any
-    rng: RandomStreams
-
-    constants = ("lines",)
-
-    def buffers(self) -> Buffers:
-        return self.lines.buffers()
-
-
-class Rows:
-    """Chains of drafts in several rows of the image at once: random codes, each with a point mass as its distribution.
-    A row begins when the row above has `lag` tokens, and never overtakes it. Only the topmost row gets a token if its
-    first draft is rejected."""
-
-    constants = ("tree", "ahead")
-
-    def __init__(self, height: int, lag: int) -> None:
-        self.shape = DraftShape(build(chain_paths(height)), biased=True, lag=lag)
-        self.tree, self.ahead = self.shape.tree, torch.arange(height)
-
-    def open(self, session: Any, conditioning: Any, sampling: Any, rng: RandomStreams) -> RowState:
-        put(self, rng.key.device)
-        return RowState(Lines(session, len(rng), rng.key.device, self.shape.lag), session, rng)
-
-    def propose(self, state: RowState, history: Tensor, num_committed: Tensor, step: Tensor) -> Draft:
-        lines, session, height = state.lines, state.session, len(self.ahead)
-        at = lines.roots(history)
-        keys = step[:, None] * len(lines.number) + lines.number  # no two chains share their random numbers
-        u = state.rng.rows(lines.owner).uniform(keys.flatten(), DRAFT, height).view(*keys.shape, height)
-        token = (u * session.codes).long()
-        forced = session.forced(at.position.unsqueeze(-1) + 1 + self.ahead)
-        if forced is not None:
-            token = torch.where(forced >= 0, forced, token)
-        probs = one_hot(token, session.vocab_size).flatten(0, 1)
-        valid = (self.ahead < at.room.unsqueeze(-1)) & at.extends.unsqueeze(-1)
-        valid = torch.cat([torch.ones_like(valid[..., :1]), valid], -1)
-        tokens = torch.cat([at.token.unsqueeze(-1), token], -1).flatten(0, 1)
-        positions = lines.parallel_positions(at, valid, keys, at.top)
-        valid = valid.flatten(0, 1)
-        return Draft(self.tree, tokens, probs, valid, parallel_positions=positions)
-
-    def commit(self, state: RowState, result: Any) -> None:
-        state.lines.advance(result.kept)
 
 
 def read_by(target: Any, drafter: Any) -> Any:

@@ -15,6 +15,8 @@ from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft, ZipAR
 from specbench.decoding.drafters.pac_window import PACWindow
+from specbench.decoding.drafters.pathspec import PathWindow
+from specbench.decoding.drafters.pjd import ParallelJacobi
 from specbench.decoding.drafters.sjd_window import SJDWindow
 from specbench.decoding.drafters.vvs import VVS
 from specbench.decoding.drafters.window import Window
@@ -53,11 +55,12 @@ DRAFTERS = (
     "sjd_vertical",
     "scd",
     "sjd_pac",
+    "pathspec",
 )
 #: The tree that begins a window of SJD-PAC, of the real size and of a small one.
 PAC = ((4, 3), (2, 2))
 #: Those out of raster order.
-PARALLEL = ("zipar",)
+PARALLEL = ("zipar", "pjd")
 
 
 def _target(name: str, layers: int, small: bool, side: int | None) -> nn.Module:
@@ -151,6 +154,8 @@ def drafter(name: str, model: Any, device: str, dtype: torch.dtype, small: bool 
         return NoDraft()
     if name == "zipar":
         return ZipAR(1 if small else 8, "overlap")
+    if name == "pjd":
+        return ParallelJacobi(*((3, 2) if small else (8, 9)), 0.5, "released", "shifted")
     if name == "chain":
         return Eagle(head(), chain_paths(3 if small else 5))
     if name == "tree":
@@ -167,6 +172,8 @@ def drafter(name: str, model: Any, device: str, dtype: torch.dtype, small: bool 
         return DraftModel(target(kind, device, dtype, 1, small, math.isqrt(model.length)), 3)
     if name == "jacobi":
         return Window(window, match=True)
+    if name == "pathspec":
+        return PathWindow(window, fresh="point", chains=2)
     if name == "sjd_pac":
         width, depth = PAC[small]
         return PACWindow(window, "horizontal_repeat", coupling="maximal", width=width, depth=depth)

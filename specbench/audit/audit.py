@@ -28,6 +28,7 @@ from specbench.audit.levels import MARGIN
 from specbench.audit.models import TabularModel
 from specbench.audit.tabular import TabularDrafter
 from specbench.audit.verdicts import Counted, Exercised, LargestDistance, Progress, in_stages, of_first_draft
+from specbench.audit.verifier import OutsideParts
 from specbench.config.run_config import RunConfig
 from specbench.decoding.batch import Decoded
 from specbench.decoding.emitted import Emitted
@@ -55,9 +56,11 @@ _MOST_TERMS = 1 << 9  # sequences of rejected candidates at a node, at most
 _DIED = "a process of the audit died, probably because memory ran out: use audit.workers=1"
 
 
-def assemble(cfg: RunConfig, model: Subject, device: torch.device = CPU) -> Method | DensityMethod:
+def assemble(
+    cfg: RunConfig, model: Subject, device: torch.device = CPU, outside: OutsideParts | None = None
+) -> Method | DensityMethod:
     """The method of a checked configuration on a model, which decodes on `device`. Tables have no guidance, so their
-    cfg_scale is always 1.
+    cfg_scale is always 1. outside: functions that replace parts of it.
 
     Raises UsageError for parameters that do not fit together, and for a rule that needs a codebook that the model does
     not have.
@@ -68,7 +71,9 @@ def assemble(cfg: RunConfig, model: Subject, device: torch.device = CPU) -> Meth
     if not model.guided:
         sampling = replace(sampling, cfg_scale=1.0)
     config = build_method(cfg.changed(emitted_draws=0), on_device_model, on_device_model.drafter(cfg), sampling)
-    return Method(cfg, config, device, _fused(device))
+    if outside is not None:
+        config = outside.replaced(config)
+    return Method(cfg, config, device, _fused(device), outside)
 
 
 def _fused(device: torch.device) -> Kernels | None:
@@ -119,12 +124,13 @@ def measure(
 @dataclass(frozen=True)
 class Method:
     """A decoding method on a model of discrete tokens. cfg: its flat parameters; kernels: compute its steps on
-    `device`, if given."""
+    `device`, if given; outside: the functions that replaced parts of it."""
 
     cfg: RunConfig
     config: DecoderConfig
     device: torch.device = CPU
     kernels: Kernels | None = None
+    outside: OutsideParts | None = None
 
     @property
     def chain(self) -> int | None:
@@ -172,6 +178,8 @@ class Method:
             "p_value": 0.0 if forbidden else statistics.goodness_of_fit(all_counts, marginals),
             "emitted_tv": self._emitted_variation(model, seed),
         }
+        if self.outside is not None:
+            columns |= self.outside.columns
         if self.chain and isinstance(model, TabularModel) and not model.grams:
             columns |= self._theorem(model, self.chain, marginals, all_counts)
         mean = float((torch.stack(steps).sum(0) * per_step).sum() / samples)
@@ -230,6 +238,11 @@ class Measurement:
     seed: int
     margin: float
     device: torch.device = CPU
+    outside: OutsideParts | None = None
+
+    @property
+    def name(self) -> str:
+        return self.cfg.method if self.outside is None else self.outside.verifier.name
 
 
 def cores() -> int:
@@ -274,7 +287,7 @@ def _measured(job: Measurement, progress: Progress | None = None) -> dict[str, A
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        method = assemble(job.cfg, job.model, job.device)
+        method = assemble(job.cfg, job.model, job.device, job.outside)
         return measure(method, job.model, job.samples, job.seed, progress, job.margin)
     finally:
         torch.set_num_threads(threads)

@@ -9,6 +9,7 @@ from specbench.rows.columns import shared
 
 SAMPLES, FEWEST, MOST = 200_000, 1000, 10_000_000
 SLOWER = 4  # a row of a real model has 1 / SLOWER of the samples
+VERIFIER_SAMPLES = 30_000  # per row: Python calls a verifier once per step of a sequence
 WORTHWHILE = 1_000_000  # sequences from which on several processes are started
 MOST_WORKERS = 256
 
@@ -46,6 +47,19 @@ ARGUMENTS = {
         " distribution of token t given the prefix, coded in base V, first token most significant; codebook (V, d) for"
         " rules that need it",
     ),
+    "verifier": Parameter(
+        "string",
+        "FILE.py:FUNCTION or MODULE:FUNCTION: a verifier of another engine, which replaces rule and verification, on"
+        f" chains or trees of the draft tables ({VERIFIER_SAMPLES} sequences per row, unless audit.samples= is given)",
+    ),
+    "sampler": Parameter(
+        "string", "with verifier=: FILE.py:FUNCTION, which draws each draft token: sampler(q, rng) -> token"
+    ),
+    "records": Parameter(
+        "path",
+        "a .npz or .parquet file of recorded decisions of any engine: p (N, V), emitted (N,) and, if known, q (N, V)"
+        " and drafted (N,), -1 without a draft; are the emitted tokens samples of p?",
+    ),
     "out": Parameter("path", "a .csv file for the rows; it is rewritten atomically after every row"),
 }
 
@@ -57,19 +71,20 @@ COLUMNS = {
     "samples": "decoded sequences",
     "tv": "total variation between the sampled sequences and the target's exact distribution; for Markov\n"
     "models (m..) the largest over n-grams at every position",
-    "tv_low": "lower end of the 95 % confidence interval of the method's true total variation",
+    "tv_low": "lower end of the 95 % confidence interval of the method's true total variation; for records\n"
+    "of its mean over lines, which has no upper end",
     "tv_high": "its upper end",
     "tv_noise": "the noise floor: tv of as many samples of a plain sampler",
     "p_value": "goodness of fit, Bonferroni; 0 is below float64's range. Discrete tokens: chi-square over the first\n"
     "1, 2 .. tokens, or over n-grams; continuous tokens: two-sample Kolmogorov-Smirnov over tokens, sums,\n"
-    "products, projections",
+    "products, projections; records: chi-square of probability integral transforms, of their pairs, and of tokens",
     "tv_bound": "Cool-SD's Theorem 2 summed over all rounds; for chains sampled from the draft tables",
     "accepted_length": "draft tokens of the first draft that were accepted inside the sequence, plus one; mean",
     "accepted_length_expected": "its expectation by Theorem 2; for chains sampled from the draft tables",
     "verdict": "not lossless: refuted by p_value, tv_exact or emitted_tv; not refuted: tv_high (ks_high for\n"
     "continuous tokens) is at most margin, p_value is not small, and every part in exercised occurred; lossless:\n"
     "the same, and tv_exact or emitted_tv is known and not above rounding; undecided: neither",
-    "model": "tables, built-in or from a file, or a built-in model of continuous tokens",
+    "model": "tables, built-in or from a file, or a built-in model of continuous tokens, or records",
     "accepted_length_low": "lower end of the 95 % confidence interval of accepted_length",
     "accepted_length_high": "its upper end",
     "tokens_per_step": "T / target forward passes of a sequence, mean over sequences (not T / mean passes)",
@@ -93,8 +108,9 @@ COLUMNS = {
     "margin": "audit.margin: the largest distance that counts as lossless",
     "same_as": "the method (and variant) whose measurement this row repeats: on tables both have the same drafts",
     **shared("plugins"),
-    "ks": "continuous tokens only, like all columns below: the largest Kolmogorov-Smirnov distance between\n"
-    "the decoded sequences and as many sampled by the target alone",
+    "ks": "continuous tokens only, like all columns up to fallbacks: the largest Kolmogorov-Smirnov distance between\n"
+    "the decoded sequences and as many sampled by the target alone; for records the same between the probability\n"
+    "integral transforms and the uniform distribution, at twentieths",
     "ks_noise": "the noise floor: the same between two sets sampled by the target alone",
     "ks_high": "upper end of the 95 % confidence interval of ks's true value",
     "energy": "energy distance between the decoded sequences and the target's, estimated without bias\n"
@@ -110,4 +126,8 @@ COLUMNS = {
     "p_first": f"p_value of the first sequences, if it was from {LEVEL:g} to below {DOUBT:g}; the row then describes\n"
     f"{FURTHER} times as many new sequences",
     "device": "name of the processor that decoded the sequences; a CUDA device uses the fused kernels",
+    "acceptance_expected": "records= only, like all columns below: mean of sum min(p, q), the share of drafted tokens\n"
+    "that the exact rule accepts with one draft token per position",
+    "p_acceptance": "p-value of the difference between it and acceptance_rate; it decides nothing about losslessness",
+    "p_drafted": "goodness of fit of the drafted tokens as samples of q",
 }

@@ -11,7 +11,7 @@ from specbench.audit.audit_arguments import COLUMNS
 from specbench.audit.densities import DensityPair
 from specbench.audit.levels import FURTHER, LEVEL, ROUNDING
 from specbench.audit.models import Subject
-from specbench.audit.verdicts import REJECTION, Exercised
+from specbench.audit.verdicts import RECORDS, REJECTION, Exercised
 from specbench.config import parameters
 from specbench.config.run_config import RunConfig
 
@@ -22,8 +22,13 @@ _PRINTED = [*_FIRST, *(name for name in COLUMNS if name not in _FIRST)]
 _PRINTED = _PRINTED[: _PRINTED.index("verdict") + 1]
 _PRINTED_CONTINUOUS = [*_FIRST, *"dim T samples ks ks_noise energy energy_noise p_value accepted_length".split()]
 _PRINTED_CONTINUOUS += ["acceptance_rate", "proposals", "fallbacks", "verdict"]
+_PRINTED_RECORDS = ["method", "model", "V", "samples", "p_value", "ks", "ks_high", "tv_low", "acceptance_rate"]
+_PRINTED_RECORDS += ["acceptance_expected", "p_acceptance", "p_drafted", "verdict"]
 _FORMATS = {
     "p_value": ".2g",
+    "p_acceptance": ".2g",
+    "p_drafted": ".2g",
+    "acceptance_expected": ".3f",
     "accepted_length": ".3f",
     "accepted_length_expected": ".3f",
     "energy": ".2g",
@@ -57,10 +62,27 @@ def described(cfg: RunConfig, model: Subject | DensityPair) -> dict[str, Any]:
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The columns up to the verdict, aligned; rows of continuous tokens have their own table, and a cell that does not
     apply is empty. Then follow the parameters of every audited method, the notes on its verdicts, and a summary."""
+    if rows[0]["model"] == RECORDS:
+        return "\n\n".join([_aligned(_PRINTED_RECORDS, rows), *("\n".join(_of_records(row)) for row in rows)])
     kinds = (_PRINTED, [r for r in rows if r["dim"] is None]), (_PRINTED_CONTINUOUS, [r for r in rows if r["dim"]])
     audited = dict.fromkeys(f"{name_of(row)}: {_audited(row)}" for row in rows)
     tables = (_aligned(names, selected) for names, selected in kinds if selected)
     return "\n\n".join([*tables, "\n".join(audited), *filter(None, ["\n".join(notes(rows))]), summary(rows)])
+
+
+def _of_records(row: Mapping[str, Any]) -> Iterator[str]:
+    """What the records show."""
+    limits = f"KS <= {row['ks_high']:.4f} at 95 %, p = {row['p_value']:.2g}"
+    if row["tv_low"] > 0:
+        limits = f"mean TV >= {row['tv_low']:.4f} at 95 %, p = {row['p_value']:.2g}"
+    yield f"{row['method']}: {row['verdict']} ({limits}), {row['samples']:,} emitted tokens as samples of p"
+    if row["verdict"] == "undecided":
+        yield from verdicts.doubts(row)
+    if (p := row["p_drafted"]) is not None:
+        fits = "are not samples of q" if p < LEVEL else "agree with samples of q"
+        yield f"  the drafted tokens {fits} (p = {p:.2g})"
+        rates = f"{row['acceptance_rate']:.4f} of the drafted tokens were emitted, and the exact rule emits"
+        yield f"  {rates} {row['acceptance_expected']:.4f} (p = {row['p_acceptance']:.2g})"
 
 
 def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:

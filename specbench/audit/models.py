@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.audit import model_recipes
+from specbench.audit import arrays, model_recipes
 from specbench.audit.statistics import Marginal, filtered, of_grams, of_sequence
 from specbench.audit.tabular import (
     Tables,
@@ -30,7 +28,6 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, parse
 from specbench.errors import UsageError
 from specbench.harness.method import build_drafter
-from specbench.storage import home
 
 #: The parameters that determine the sampling of discrete tokens.
 SAMPLING = ("temperature", "top_k", "top_p", "entropy_temperature", "top_n_sigma")
@@ -160,53 +157,27 @@ def load(path: str) -> TabularModel:
     """A model from an .npz file: arrays p0 .. p{T-1}, q0 .. q{T-1} and, for rules that need it, codebook (V, d). pt is
     (V**t, V), the distribution of token t given the prefix, coded in base V, first token most significant.
 
-    UsageError names the fault of a file. Pickled objects are not read.
+    UsageError names the fault of a file.
     """
-    file = home.expanded(path)
-    if not file.is_file():
-        raise UsageError(f"audit.tables: there is no file '{path}'")
-    try:
-        archive = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError):
-        raise UsageError(f"audit.tables: {path} is not an .npz file of plain arrays") from None
-    if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise UsageError(f"audit.tables: {path} holds a single array; save p0 .., q0 .. with numpy.savez")
-    with archive:
-        names = [name for name in archive.files if re.fullmatch(r"[pq](0|[1-9]\d*)", name) or name == "codebook"]
-        arrays = {name: _array(archive, name, path) for name in names}
-    p, q = (_tables(arrays, letter, path) for letter in "pq")
+    named = arrays.of_file(path, "audit.tables", r"[pq](0|[1-9]\d*)|codebook", _MOST_BYTES)
+    p, q = (_tables(named, letter, path) for letter in "pq")
     if len(p) != len(q) or p[0].shape != q[0].shape:
         sizes = [f"{letter}: V={t[0].shape[1]}, T={len(t)}" for letter, t in (("p", p), ("q", q))]
         raise UsageError(f"audit.tables: the tables of {path} differ in size ({'; '.join(sizes)})")
-    codebook = arrays.get("codebook")
+    codebook = named.get("codebook")
     if codebook is not None and (codebook.ndim != 2 or len(codebook) != p[0].shape[1] or not codebook.size):
         raise UsageError(
             f"audit.tables: codebook of {path} must be of shape ({p[0].shape[1]}, d), not {codebook.shape}"
         )
-    return TabularModel(file.name, p, q, None if codebook is None else torch.from_numpy(codebook).float())
+    return TabularModel(Path(path).name, p, q, None if codebook is None else torch.from_numpy(codebook).float())
 
 
-def _array(archive: np.lib.npyio.NpzFile, name: str, path: str) -> np.ndarray:
-    try:
-        if archive.zip is None or archive.zip.getinfo(f"{name}.npy").file_size > _MOST_BYTES:
-            raise ValueError("it unfolds to too much")
-        array = archive[name]
-    except (OSError, ValueError, LookupError, AttributeError, MemoryError, zipfile.BadZipFile, zlib.error, EOFError):
-        raise UsageError(f"audit.tables: {name} of {path} is damaged or not an array of numbers") from None
-    if array.dtype.kind not in "biuf":
-        raise UsageError(f"audit.tables: {name} of {path} is not an array of numbers (its type is {array.dtype})")
-    array = array.astype(np.float64)
-    if not np.isfinite(array).all():
-        raise UsageError(f"audit.tables: {name} of {path} holds NaN or infinite values")
-    return array
-
-
-def _tables(arrays: Mapping[str, np.ndarray], letter: str, path: str) -> Tables:
-    length = 1 + max((int(name[1:]) for name in arrays if name[0] == letter), default=-1)
-    missing = [f"{letter}{t}" for t in range(max(1, min(length, len(arrays)))) if f"{letter}{t}" not in arrays]
+def _tables(named: Mapping[str, np.ndarray], letter: str, path: str) -> Tables:
+    length = 1 + max((int(name[1:]) for name in named if name[0] == letter), default=-1)
+    missing = [f"{letter}{t}" for t in range(max(1, min(length, len(named)))) if f"{letter}{t}" not in named]
     if missing:
         raise UsageError(f"audit.tables: {path} has no array {missing[0]}")
-    first = arrays[f"{letter}0"]
+    first = named[f"{letter}0"]
     vocab = first.shape[-1] if first.ndim else 0
     if first.shape != (1, vocab) or vocab < 2:
         raise UsageError(
@@ -219,7 +190,7 @@ def _tables(arrays: Mapping[str, np.ndarray], letter: str, path: str) -> Tables:
         )
     tables = []
     for t in range(length):
-        table = arrays[f"{letter}{t}"]
+        table = named[f"{letter}{t}"].astype(np.float64)
         if table.shape != (vocab**t, vocab):
             raise UsageError(
                 f"audit.tables: {letter}{t} of {path} must be of shape ({vocab**t}, {vocab}), not {table.shape}"

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from specbench.audit import audit, densities, model_recipes, models, sizes, tiny
+from specbench.audit import audit, densities, model_recipes, models, records, sizes, tiny
 from specbench.audit.audit import Measurement, Subject, assemble
-from specbench.audit.audit_arguments import ARGUMENTS, COLUMNS, FEWEST, SAMPLES, SLOWER, WORTHWHILE
+from specbench.audit.audit_arguments import ARGUMENTS, COLUMNS, FEWEST, SAMPLES, SLOWER, VERIFIER_SAMPLES, WORTHWHILE
 from specbench.audit.audit_text import described, name_of
 from specbench.audit.densities import DensityPair
 from specbench.audit.levels import MARGIN
 from specbench.audit.models import TabularModel
 from specbench.audit.tiny import TinyModel
+from specbench.audit.verifier import Function, OutsideParts
+from specbench.audit.verifier import loaded as load_function
 from specbench.config import command_line, configuration, parameters, registry, variants
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError, unknown, values
@@ -42,19 +45,33 @@ _CHAIN, _TREE = "eagle", "eagle_tree"
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """measurements: in order; workers: processes, None for the default; out: the file of the rows, or None."""
+    """measurements: in order; workers: processes, None for the default; out: the file of the rows, or None; recorded:
+    returns the row of records, if they are audited instead."""
 
     measurements: Sequence[Measurement]
     workers: int | None
     out: Path | None
+    recorded: Callable[[], dict[str, Any]] | None = None
 
 
-def planned(arguments: Sequence[str], all_presets: bool = False, of_variants: bool = False) -> AuditPlan:
-    """The plan for the arguments of `specbench audit`. all_presets, of_variants: the flags --all and --variants.
+def planned(
+    arguments: Sequence[str],
+    all_presets: bool = False,
+    of_variants: bool = False,
+    outside: Mapping[str, str | Function] | None = None,
+) -> AuditPlan:
+    """The plan for the arguments of `specbench audit`. all_presets, of_variants: the flags --all and --variants;
+    outside: values of `verifier`, `sampler` and `records`, if they are not among the arguments.
 
-    Raises UsageError for bad arguments, a bad file of tables, and a path that cannot be written to.
+    Raises UsageError for bad arguments, a bad file of tables, a function that cannot be used, and a path that cannot be
+    written to.
     """
     words = command_line.read(arguments, command_arguments=ARGUMENTS)
+    keys = {*map(_key, words), *(outside or {})}
+    if keys & {"records", "verifier", "sampler"}:
+        settings, overrides = _sorted_out(words)
+        plan = _of_records if "records" in keys else _of_verifier
+        return plan(settings | dict(outside or {}), overrides, all_presets or of_variants)
     implied = [word for word in configuration.implied(words) if _key(word) not in ("data", "metrics")]
     settings, overrides = _sorted_out([*words, *implied])
     samples = settings.get("audit.samples", SAMPLES)
@@ -75,12 +92,89 @@ def planned(arguments: Sequence[str], all_presets: bool = False, of_variants: bo
     return AuditPlan(measurements, settings.get("audit.workers") if device.type == "cpu" else 1, out)
 
 
+def _of_records(settings: Mapping[str, Any], overrides: Sequence[str], many: bool) -> AuditPlan:
+    """The plan for `records=`."""
+    allowed = ("records", "audit.seed", "audit.margin", "out")
+    others = [*(["--all or --variants"] if many else []), *settings, *map(_key, overrides)]
+    if other := next((name for name in others if name not in allowed), None):
+        raise UsageError(f"records= audits the tokens of a file and takes {', '.join(allowed[1:])}: leave {other} out")
+    out = writable(settings["out"]) if "out" in settings else None
+    read = records.load(settings["records"])
+    seed, margin = settings.get("audit.seed", 0), settings.get("audit.margin", MARGIN)
+    return AuditPlan([], 1, out, partial(records.measure, read, seed, margin))
+
+
+#: Arguments that an audit of a verifier has no use for -> why not.
+_NOT_OF_VERIFIER = {
+    "audit.workers": "a verifier runs in this process",
+    "audit.device": "a verifier decides about arrays on the CPU",
+}
+#: The tables on which a verifier is audited by default: the ones with short sequences, and one with 64 tokens.
+_OF_VERIFIER = ("v3t5", "v8t4", "m64t8")
+
+
+def _of_verifier(settings: Mapping[str, Any], overrides: Sequence[str], many: bool) -> AuditPlan:
+    """The plan for `verifier=`: chains of draft tables or, for a function that takes `parents`, trees."""
+    if "verifier" not in settings:
+        raise UsageError("sampler= draws the drafts of an outside verifier: give verifier=FILE.py:FUNCTION, too")
+    if many:
+        raise UsageError("verifier= audits one function, and --all and --variants audit presets: give one of them")
+    for name, why in _NOT_OF_VERIFIER.items():
+        if name in settings:
+            raise UsageError(f"{name}= has no effect with verifier=, since {why}: leave it out")
+    verifier = load_function("verifier", settings["verifier"], ("p", "q", "tokens"))
+    sampler = load_function("sampler", settings["sampler"], ("q",)) if "sampler" in settings else None
+    size = "tree" if "parents" in verifier.by_name else "window"
+    allowed = (size, *models.SAMPLING)
+    for key in map(_key, overrides):
+        if key not in allowed:
+            hint = "; a verifier of trees has a parameter `parents`" if key == "tree" else ""
+            raise UsageError(
+                f"'{key}' is no argument of an audit of {verifier.name}: it takes {', '.join(allowed)}{hint}"
+            )
+    chosen = chosen_models(settings, [False])
+    if "audit.model" not in settings and "audit.tables" not in settings:
+        chosen = [models.built_in(name) for name in _OF_VERIFIER]
+    if wrong := next((model for model in chosen if not isinstance(model, TabularModel)), None):
+        raise UsageError(
+            f"{wrong.name} has no draft tables, on which a verifier is audited; use audit.model="
+            f"{', '.join(model_recipes.TABLES)}"
+        )
+    parts = OutsideParts(verifier, sampler)
+    arguments = ["method=eagle_chain", f"drafter={_TREE if size == 'tree' else _CHAIN}", *overrides]
+    greedy_is_asked = "temperature" in map(_key, overrides)
+    out = writable(settings["out"]) if "out" in settings else None
+    measurements = [
+        Measurement(
+            cfg,
+            model,
+            settings.get("audit.samples", VERIFIER_SAMPLES),
+            settings.get("audit.seed", 0),
+            settings.get("audit.margin", MARGIN),
+            outside=parts,
+        )
+        for cfg, model in audits(arguments, chosen)
+        if cfg.temperature > 0 or greedy_is_asked
+    ]
+    for job in measurements:
+        assemble(job.cfg, job.model, outside=parts)
+    return AuditPlan(measurements, 1, out)
+
+
 def measured(plan: AuditPlan) -> Iterator[dict[str, Any]]:
     """The row of each measurement, in order; each is in the plan's file before it is yielded. On tables, presets with
     the same drafts are measured once."""
+    if plan.recorded is not None:
+        rows = [plan.recorded()]
+        _write(plan.out, rows)
+        yield from rows
+        return
     jobs, workers = plan.measurements, plan.workers
     keys = [
-        (job.model.name, sizes.same_drafts(job.cfg) if isinstance(job.model, TabularModel) else number)
+        (
+            job.model.name,
+            sizes.same_drafts(job.cfg) if isinstance(job.model, TabularModel) and job.outside is None else number,
+        )
         for number, job in enumerate(jobs)
     ]
     first: dict[Any, Measurement] = {}
@@ -96,17 +190,21 @@ def measured(plan: AuditPlan) -> Iterator[dict[str, Any]]:
         closing(audit.measured(list(first.values()), workers, bar.update)) as decoded,
     ):
         for key, job in zip(keys, jobs, strict=True):
-            bar.set_description(f"{job.cfg.method} on {job.model.name}")
+            bar.set_description(f"{job.name} on {job.model.name}")
             if key not in by_key:
                 by_key[key] = next(decoded)
             row = by_key[key]
-            if (row["method"], row["variant"]) != (job.cfg.method, job.cfg.variant):
+            if job.outside is None and (row["method"], row["variant"]) != (job.cfg.method, job.cfg.variant):
                 source = name_of(row) if row["method"] == job.cfg.method else row["method"]
                 row = {**row, **described(job.cfg, job.model), "same_as": source}
             rows.append(row)
-            if plan.out is not None:
-                write_atomically(plan.out, csv_text(COLUMNS, rows).encode())
+            _write(plan.out, rows)
             yield row
+
+
+def _write(out: Path | None, rows: Sequence[Mapping[str, Any]]) -> None:
+    if out is not None:
+        write_atomically(out, csv_text(COLUMNS, rows).encode())
 
 
 def _key(argument: str) -> str:

@@ -34,7 +34,7 @@ _FEWEST = 8  # codes
 _APART = 8  # mean squared distance of two codes of the built-in models: about half of them are nearer to a code
 
 #: Parts that are not lossless, by their parameter. Rules other than `exact` are not lossless, either.
-_RELAXED = {"coupling": ("threshold",), "drafter": ("vvs",)}
+_RELAXED = {"coupling": ("threshold",), "drafter": ("vvs", "pjd"), "select": ("longest",)}
 
 #: How a model is sampled in addition to temperature 1, for exact rules: filters change the overlap of the drafter's and
 #: the target's distributions, and greedy decoding has separate code.
@@ -147,6 +147,10 @@ def _drafts(cfg: RunConfig, given_keys: set[str], model: Subject) -> Iterator[tu
             yield (f"window={max(long, 6)}", "width=2", "depth=3")
     elif "first_row" in declared:  # rows in parallel; the last one is raster order
         yield from (("window=1", "first_row=overlap"), ("window=2",), (f"window={length}",))
+        return
+    elif "lead" in declared:  # rows in parallel; then one after the other, the second one with drafts after a failure
+        yield ("window=3", "lead=2")
+        yield from ((f"window={window}", f"lead={length + 1}") for window in (2, 4) if window <= model.target.width)
         return
     elif "window" in declared:
         yield from ((f"window={window}",) for window in lengths)

@@ -21,7 +21,7 @@ from specbench.decoding.sampling import Sampling
 #: The probability that a two-sided 95 % interval leaves out at each end.
 TAIL = 0.025
 _NORMAL = special.ndtri(1 - TAIL)
-_SMALLEST = 5.0  # expected counts below it are pooled
+SMALLEST = 5.0  # expected counts below it are pooled
 _RARE = 0.01  # share of a cell's mean probability; rarer cells have the same weight in `quadratic_limit`
 
 
@@ -224,9 +224,9 @@ def chi_square(counts: Tensor, probs: Tensor) -> float:
         return 0.0
     expected, order = (probs * (counts.sum() / probs.sum())).sort()
     observed = counts[order]
-    pooled = int((expected < _SMALLEST).sum())
+    pooled = int((expected < SMALLEST).sum())
     if pooled:
-        enough = torch.searchsorted(expected.cumsum(0), torch.tensor(_SMALLEST, dtype=expected.dtype))
+        enough = torch.searchsorted(expected.cumsum(0), torch.tensor(SMALLEST, dtype=expected.dtype))
         pooled = max(pooled, min(int(enough) + 1, len(expected)))
         observed, expected = (torch.cat([x[:pooled].sum()[None], x[pooled:]]) for x in (observed, expected))
     if len(expected) == 1:

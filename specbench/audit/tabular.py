@@ -213,6 +213,14 @@ class TabularDrafter:
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> TabularState:
         return TabularState(sampling, rng, sampling.probs(self.lookup.logits))
 
+    def sample(self, state: TabularState, probs: Tensor, step: Tensor, node: int, children: int) -> Tensor:
+        """The tokens (B, children) of the children of an inner node, drawn from probs (B, V) without replacement; fewer
+        if the vocabulary is smaller."""
+        if children == 1:
+            return draw(probs, state.rng.uniform(step, DRAFT + node, 1)[:, 0])[:, None]
+        size = probs.shape[1]
+        return draw_distinct(probs, state.rng.uniform(step, DRAFT + node, size), min(children, size))
+
     def propose(self, state: TabularState, history: Tensor, num_committed: Tensor, step: Tensor) -> Draft:
         tree, lookup, size = self.tree, self.lookup, self.lookup.size
         greedy = state.sampling.temperature == 0 and not tree.is_chain
@@ -230,10 +238,8 @@ class TabularDrafter:
             picked = min(len(kids), size)
             if self.chosen or greedy:
                 picks = lookup.rows(lookup.table, codes[node], number).topk(picked, dim=-1).indices
-            elif len(kids) == 1:
-                picks = draw(probs, state.rng.uniform(step, DRAFT + i, 1)[:, 0])[:, None]
             else:
-                picks = draw_distinct(probs, state.rng.uniform(step, DRAFT + i, size), picked)
+                picks = self.sample(state, probs, step, i, len(kids))
             tokens[:, kids[:picked]] = picks
             valid[:, kids[picked:]] = False  # there are no more candidates than tokens in the vocabulary
             for k, kid in enumerate(kids):

@@ -24,6 +24,7 @@ Progress = Callable[[int], object]
 
 _Row = Mapping[str, Any]
 
+RECORDS = "records"  #: the column `model` of a row of records
 REJECTION, _BONUS = "rejection_", "bonus_token"
 
 
@@ -168,13 +169,15 @@ def exact(row: _Row) -> list[float]:
 
 def doubts(row: _Row) -> Iterator[str]:
     """Why the sequences of a row that is not refuted do not decide whether the method is lossless."""
+    of_records = row["model"] == RECORDS
     if row["p_value"] < DOUBT:
-        yield f"p = {row['p_value']:.2g} is below {DOUBT:g} again; draw more sequences (audit.samples=)"
+        more = "; record more lines" if of_records else " again; draw more sequences (audit.samples=)"
+        yield f"p = {row['p_value']:.2g} is below {DOUBT:g}{more}"
     limit = row["ks_high"] if row["tv_high"] is None else row["tv_high"]
     if limit > row["margin"]:
         yield (
             f"the limit {limit:.4f} exceeds audit.margin={row['margin']:g}; it falls with the square root of"
-            " audit.samples"
+            f" {'the number of lines' if of_records else 'audit.samples'}"
         )
 
 

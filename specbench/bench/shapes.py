@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 from unittest import mock
@@ -36,7 +36,6 @@ class Shapes:
     networks: dict[str, nn.Module]
     conditioning: Any
     rng: RandomStreams
-    mode: AbstractContextManager[Any]
     continuous: bool = False
 
     @contextmanager
@@ -44,7 +43,7 @@ class Shapes:
         """A context in which attention allocates only its output, as on a GPU, and gradients are off. (Inference mode
         would hide the operations that a composite operation consists of.)"""
         try:
-            with self.mode, torch.no_grad(), mock.patch.object(F, "scaled_dot_product_attention", attended):
+            with torch.no_grad(), mock.patch.object(F, "scaled_dot_product_attention", attended):
                 yield
         finally:
             mar.forget_tables()
@@ -55,36 +54,29 @@ def attended(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Tensor:
     return q.new_empty(*q.shape[:-1], v.shape[-1])
 
 
-def shapes(
-    cfg: RunConfig,
-    engine: Eager | Graphs | None = None,
-    device: torch.device = DEVICE,
-    mode: AbstractContextManager[Any] | None = None,
-) -> Shapes:
+def shapes(cfg: RunConfig, engine: Eager | Graphs | None = None) -> Shapes:
     """A checked configuration with random weights at the official sizes. engine: its kernels are used (default: the
-    plain functions). device, mode: the device of all tensors, and a context that makes them ones without values
-    (PyTorch's FakeTensorMode for a device that is not here)."""
+    plain functions)."""
     cfg, engine = cfg.on_random_weights(), engine or Eager()
     continuous = parameters.is_continuous("model", cfg.model)
     rows = int(cfg.batch)
-    model = registry.find("model", cfg.model)(cfg, torch.device("meta"), DTYPES[cfg.dtype])
+    model = registry.find("model", cfg.model)(cfg, DEVICE, DTYPES[cfg.dtype])
     encoded = model.encode([_PROMPT] * rows)
     parts: tuple[Any, Any] = build_continuous(cfg, model) if continuous else (build_drafter(cfg, model), None)
     drafter, rule = parts
-    model.device = device
-    mode = nullcontext() if mode is None else mode
+    model.device = DEVICE
     networks = dict(_networks(model)) | {f"drafter {name}": network for name, network in _networks(drafter)}
-    with mode, torch.no_grad():
+    with torch.no_grad():
         for network in networks.values():
-            _without_values(network, device)
-        conditioning, rng = _empty(encoded, device), RandomStreams([(0, i) for i in range(rows)], device)
+            _without_values(network)
+        conditioning, rng = _empty(encoded), RandomStreams([(0, i) for i in range(rows)], DEVICE)
         pipeline: Pipeline | ContinuousPipeline
         if continuous:
-            pipeline = ContinuousPipeline(model, drafter, rule, device, cfg.model, "random", engine)
+            pipeline = ContinuousPipeline(model, drafter, rule, DEVICE, cfg.model, "random", engine)
         else:
             method = build_method(cfg, model, drafter, near=_no_neighbours)
-            pipeline = Pipeline(model, method, device, cfg.model, "random", engine)
-    return Shapes(pipeline, networks, conditioning, rng, mode, continuous)
+            pipeline = Pipeline(model, method, DEVICE, cfg.model, "random", engine)
+    return Shapes(pipeline, networks, conditioning, rng, continuous)
 
 
 def _networks(holder: Any) -> Iterator[tuple[str, nn.Module]]:
@@ -96,25 +88,25 @@ def _networks(holder: Any) -> Iterator[tuple[str, nn.Module]]:
             yield name, value.model
 
 
-def _without_values(network: nn.Module, device: torch.device) -> None:
+def _without_values(network: nn.Module) -> None:
     """Replaces parameters and buffers by ones without values; tied ones stay tied."""
     replaced: dict[int, Tensor] = {}
     for part in network.modules():
         for tensors in (part._parameters, part._buffers):
             for name, tensor in tensors.items():
                 if tensor is not None:
-                    replaced.setdefault(id(tensor), _empty(tensor, device))
+                    replaced.setdefault(id(tensor), _empty(tensor))
                     tensors[name] = replaced[id(tensor)]  # type: ignore[assignment]
 
 
-def _empty(x: Any, device: torch.device) -> Any:
-    """A tensor like a tensor, on a device; for a dataclass, one with such fields."""
+def _empty(x: Any) -> Any:
+    """A tensor like a tensor, without values; for a dataclass, one with such fields."""
     if isinstance(x, nn.Parameter):
-        return nn.Parameter(torch.empty(x.shape, dtype=x.dtype, device=device), requires_grad=False)
+        return nn.Parameter(torch.empty(x.shape, dtype=x.dtype, device=DEVICE), requires_grad=False)
     if isinstance(x, Tensor):
-        return torch.empty(x.shape, dtype=x.dtype, device=device)
+        return torch.empty(x.shape, dtype=x.dtype, device=DEVICE)
     if is_dataclass(x) and not isinstance(x, type):
-        return type(x)(**{f.name: _empty(getattr(x, f.name), device) for f in fields(x)})
+        return type(x)(**{f.name: _empty(getattr(x, f.name)) for f in fields(x)})
     return x
 
 

@@ -28,7 +28,10 @@ COMMANDS = {
     "fetch": ("fetch:main", "download weights and data; shows sizes and licences first"),
     "evaluate": ("images:evaluate", "score existing images from any source"),
     "compare": ("show:compare", "compare two runs image by image: paired tests, intervals, effect sizes"),
-    "breakdown": ("show:breakdown", "acceptance, steps and speed-up by category of prompt, caption length, position"),
+    "breakdown": (
+        "show:breakdown",
+        "acceptance, steps and speed-up by category of prompt, caption length, depth, position",
+    ),
     "reference": ("images:reference", "statistics of real images, for FID and similar metrics"),
     "audit": ("measurements:audit", "test whether a method is lossless, on models whose distribution is known"),
     "bench": ("measurements:bench", "milliseconds of each part of a step, next to the memory floor"),

@@ -42,10 +42,16 @@ def audit(line: CommandLine) -> int:
     distribution differs from the target's; below 0.001, ten times as many sequences decide. A method with a part that
     was never used is undecided. The exit code is 1 if a method is refuted.
 
+    verifier= audits a verifier of another engine instead of a method: a Python function (p, q, tokens, rng) ->
+    (accepted tokens, next token), on the draft tables. records= reads decisions that an engine recorded, and tests
+    whether the emitted tokens are samples of p. docs/audit.md explains both.
+
       specbench audit method=sjd window=3 temperature=0.7
       specbench audit method=cool_sd delta=1.1 window=3 audit.tables=mine.npz out=mine.csv
       specbench audit method=cspd criterion=paper gamma=4 audit.model=d1t5
       specbench audit --all out=all.csv
+      specbench audit verifier=mine.py:verify window=3
+      specbench audit records=mine.npz
     """
     from specbench.audit import plan
     from specbench.audit.audit_text import table

@@ -155,8 +155,8 @@ def compare(line: CommandLine) -> int:
 def breakdown(line: CommandLine) -> int:
     """Acceptance, step compression and speed-up of runs by category of prompt (if the data set has them: categories of
     PartiPrompts, tasks of GenEval, layouts of scenes, a column `category` in your own file), by caption length (thirds
-    of the prompts) and by position in the image. Decodes nothing. Speed-ups are against the vanilla images of the same
-    run.
+    of the prompts), by depth in a draft (conditional on the depths above, and joint over all drafts) and by position in
+    the image. Decodes nothing. Speed-ups are against the vanilla images of the same run.
 
       specbench breakdown first
       specbench breakdown first second out=groups.csv

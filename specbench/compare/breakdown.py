@@ -1,4 +1,5 @@
-"""Acceptance, steps and speed-up by category of prompt, caption length and position in the image, from records.
+"""Acceptance, steps and speed-up by category of prompt, caption length, depth in a draft and position in the image,
+from records.
 
 Images of one prompt are not independent: every interval counts a prompt once (`summary.ratio` with the prompts as its
 groups), and uses the quantiles of a t distribution with as many degrees of freedom as prompts, minus one. It does not
@@ -8,7 +9,7 @@ leave the range of the statistic, see `interval`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -34,20 +35,23 @@ INTERVALS = f"{LEVEL:.0%} intervals in brackets count a prompt once"
 
 #: Statistics of a group, with their meanings; each also has the columns `_low` and `_high`.
 STATISTICS = {
-    "acceptance_rate": "accepted / verified draft tokens; empty for positions, whose verified tokens are not recorded",
+    "acceptance_rate": "accepted / verified draft tokens; for depths conditional on accepted depths above; empty for\n"
+    "positions, whose verified tokens are not recorded",
+    "joint_acceptance": "for depths: drafts that were accepted down to this depth / all drafts",
     "step_compression": "tokens / target forward passes; for rows: tokens / tokens that are not accepted draft tokens",
     "speedup_step": "vanilla's target forward passes on the same prompts (for rows: its tokens that are not accepted\n"
     "draft tokens) / the method's",
     "speedup_latency": "vanilla's seconds / the method's, over the timed pairs at batch 1; empty for positions, and\n"
     "if the timing of the run is not valid (timing_valid)",
 }
+_SHARES = ("acceptance_rate", "joint_acceptance")
 _HEADS = {"speedup_step": "steps saved", "speedup_latency": "speed-up in latency"}
 #: The columns of a CSV file, with their meanings.
 COLUMNS = {
     "run_id": "run_id of the run",
     "method": "its preset",
-    "by": "category (of the prompt, as its data set names it), caption length (thirds of the prompts by words) or\n"
-    "position (rows of the image, from the top)",
+    "by": "category (of the prompt, as its data set names it), caption length (thirds of the prompts by words),\n"
+    "depth (of a draft token) or position (rows of the image, from the top)",
     "group": "name of the group",
     "prompts": "number of prompts in it",
     "images": "number of images in it",
@@ -77,7 +81,7 @@ def of_pass(scored_pass: ScoredPass) -> list[dict[str, Any]]:
     records = [images[i] for i in shared]
     baseline = [vanilla[i] for i in shared] if vanilla else None
     raster = parameters.in_raster_order(scored_pass.drafter)
-    rows = _checked(scored_pass, records, baseline, raster, scored_pass.again)
+    rows = _checked(scored_pass, records, baseline, raster, scored_pass.again, True)
     return [{"run_id": scored_pass.run_id, "method": scored_pass.method, **row} for row in rows]
 
 
@@ -107,12 +111,14 @@ def breakdown(
     vanilla: Sequence[Record] | None = None,
     raster: bool = True,
     again: Sequence[Record] = (),
+    depths: bool = False,
 ) -> list[dict[str, Any]]:
     """The rows (`COLUMNS` without run_id and method) of some images. A category or a length that all images share is
     skipped.
 
     vanilla: the images of vanilla AR on the same prompts, in the same order; raster: whether tokens were committed in
-    raster order, without which their positions are not known; again: see `timing.extended`.
+    raster order, without which their positions are not known; again: see `timing.extended`; depths: with rows for the
+    depths of a draft.
     """
     if not images:
         return []
@@ -125,6 +131,8 @@ def breakdown(
             members = [i for i, label in enumerate(labels) if label == name]
             part, baseline = [images[i] for i in members], vanilla and [vanilla[i] for i in members]
             rows.append(_row(by, name, part, _whole(part, baseline, shift)))
+    if depths and (raster or images[0].drafts is not None):
+        rows += [_row("depth", str(depth), images, estimates) for depth, estimates in _by_depth(images)]
     if not raster or len({r.tokens for r in [*images, *(vanilla or ())]}) > 1:
         return rows
     groups, step_ends = _numbers(prompts), _step_ends(images)
@@ -158,6 +166,25 @@ def _whole(images: Sequence[Record], vanilla: Sequence[Record] | None, shift: fl
     return estimates
 
 
+def _by_depth(images: Sequence[Record]) -> Iterator[tuple[int, dict[str, Estimate]]]:
+    """The acceptance of draft tokens at depths 1, 2 ..: of those that were verified there, and of all drafts, each of
+    which has a token at depth 1. A depth of a tree is one event, see `summary.acceptance_by_depth`."""
+    groups = _numbers([r.id for r in images])
+    drafts = [(r.verified_by_depth or [0])[0] for r in images]
+    for depth in range(max(len(r.verified_by_depth) for r in images)):
+        accepted, verified = (
+            [counts[depth] if depth < len(counts) else 0 for counts in lists]
+            for lists in ([r.accepted_by_depth for r in images], [r.verified_by_depth for r in images])
+        )
+        yield (
+            depth + 1,
+            {
+                "acceptance_rate": summary.ratio(accepted, verified, groups),
+                "joint_acceptance": summary.ratio(accepted, drafts, groups),
+            },
+        )
+
+
 def _row(by: str, group: str, images: Sequence[Record], estimates: Mapping[str, Estimate]) -> dict[str, Any]:
     prompts = len({r.id for r in images})
     row: dict[str, Any] = {"by": by, "group": group, "prompts": prompts, "images": len(images)}
@@ -165,7 +192,7 @@ def _row(by: str, group: str, images: Sequence[Record], estimates: Mapping[str, 
         row[name] = value
         row[f"{name}_low"] = row[f"{name}_high"] = None
         if value is not None and stderr is not None:
-            ends = interval(value, stderr, prompts, name == "acceptance_rate")
+            ends = interval(value, stderr, prompts, name in _SHARES)
             row[f"{name}_low"], row[f"{name}_high"] = ends
     return row
 

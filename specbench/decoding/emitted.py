@@ -7,7 +7,8 @@ drawn from, e can be computed, whatever was drawn. For one candidate, accepted w
 
     e = q f + sum over y of q(y) (1 - f(y)) G_y.
 
-Siblings are drawn without replacement, so what follows a rejection of y depends on y. A node without candidates has e =
+Siblings are drawn without replacement, so what follows a rejection of y depends on y, or each from its own
+distribution. A node without candidates has e =
 p. The sum over rejected tokens is exact if it has few terms, else it is an average over draws (see `Emitted`). These
 formulas hold for token-wise verification; block verification of a chain emits the same. Traversal is not measured.
 
@@ -70,7 +71,8 @@ def largest_ratio(p: Tensor, e: Tensor) -> Tensor:
 class Nodes:
     """n visited nodes of B rows. p (B, n, V): the target's distributions; q (B, n, V): the children's; tokens,
     live (B, n, K): the children's tokens, and which children exist; depth (B, n): the children's depth; sampled: the
-    tokens were drawn from q, else each is a point mass."""
+    tokens were drawn from q, else each is a point mass; own (B, n, K, V): the children's distributions, if each was
+    drawn from its own."""
 
     p: Tensor
     q: Tensor
@@ -78,6 +80,7 @@ class Nodes:
     live: Tensor
     depth: Tensor
     sampled: bool
+    own: Tensor | None = None
 
 
 class _Rejections:
@@ -119,7 +122,9 @@ def distributions(nodes: Nodes, rule: Rule, u: Tensor, most: int = _EXACT) -> Te
     tokens. Else H is 2, for averages over two independent halves of the draws of rejected tokens, with uniforms u (B,
     n, K, S), S even; without draws they are NaN."""
     siblings, vocab = nodes.tokens.shape[-1], nodes.p.shape[-1]
-    followed = siblings - 1 + rule.residual_by_token if nodes.sampled else 0  # rejections after which the token counts
+    # rejections after which the token counts
+    followed = (siblings - 1) * (nodes.own is None or rule.residual_by_token) + rule.residual_by_token
+    followed *= nodes.sampled
     exact = vocab**followed <= most
     if not exact and not u.shape[-1]:
         return torch.full_like(nodes.p.unsqueeze(2), torch.nan)
@@ -128,6 +133,8 @@ def distributions(nodes: Nodes, rule: Rule, u: Tensor, most: int = _EXACT) -> Te
         token, depth = nodes.tokens[:, :, m, None], nodes.depth.unsqueeze(2)
         if not nodes.sampled:
             now.q = one_hot(token, vocab)
+        elif nodes.own is not None:
+            now.q = nodes.own[:, :, m, None].expand_as(now.r)
         live = now.left & nodes.live[:, :, m, None]
         accepted = now.q * rule.acceptance(now.r, now.q, depth.expand_as(now.weight))
         e = e + _average(torch.where(live.unsqueeze(-1), now.weight.unsqueeze(-1) * accepted, 0.0), exact)
@@ -141,7 +148,7 @@ def distributions(nodes: Nodes, rule: Rule, u: Tensor, most: int = _EXACT) -> Te
         token = token.expand_as(now.weight)
         residual = rule.residual(now.r, now.q, token, depth.expand_as(now.weight))
         now.r = torch.where(live.unsqueeze(-1), residual, now.r)
-        if nodes.sampled and m + 1 < siblings:  # the next sibling was drawn from the rest
+        if nodes.sampled and m + 1 < siblings and nodes.own is None:  # the next sibling was drawn from the rest
             rest = without(now.q, token)
             now.left = now.left & (at(rest, token) == 0)
             now.q = torch.where(live.unsqueeze(-1), rest, now.q)
@@ -251,7 +258,10 @@ def _visited(draft: Draft, p: Tensor, row: Tensor, node: Tensor, width: int) -> 
     depth = tree.depth.expand(rows, -1)[row, node] + 1
     q = draft.probs[row, slot.clamp_min(0)]
     p, q, tokens, live, depth = (x.unsqueeze(1) for x in (p[row, node], q, draft.tokens[child], live, depth))
-    return Nodes(p, q, tokens, live, depth, draft.sampled is None)
+    own = None
+    if draft.node_probs is not None and width > 1:
+        own = draft.node_probs[row[:, None], (child[1] - 1).clamp_min(0)].unsqueeze(1)
+    return Nodes(p, q, tokens, live, depth, draft.sampled is None, own)
 
 
 def _corrected(p: Tensor, e: Tensor) -> Tensor:

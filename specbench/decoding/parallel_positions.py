@@ -18,7 +18,6 @@ from torch import Tensor
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.trees import Tree
 from specbench.engine.ops import Kernels
-from specbench.engine.state import Buffer, Buffers
 
 
 class Raster:
@@ -115,7 +114,7 @@ class ParallelPositions(Raster):
     sees (B, K * n, 1 + T + K) bool: the slots, from -1 on, that a node attends to.
     keys (B, K) int64: keys of the random numbers of a chain, used instead of the step.
     extends (B, K) bool: whether the tokens of a verdict count.
-    recovers (B, K) bool: whether its next token counts if no draft token was accepted.
+    recovers (B, K) bool: whether the token after the accepted draft tokens counts as well.
     owner (B * K,) int64: the image of each chain.
     """
 
@@ -147,8 +146,7 @@ class ParallelPositions(Raster):
         return x.unflatten(0, self.keys.shape)
 
     def commit(self, session: Any, verdict: Any, num_committed: Tensor, total: int) -> Tensor:
-        length = self.images(verdict.length)
-        kept = torch.where(length > 0, length, self.recovers.long())
+        kept = self.images(verdict.length) + self.recovers
         return kept * (self.extends & (num_committed < total)[:, None])
 
     def added(
@@ -177,97 +175,3 @@ def rows_at_once(width: int, lag: int) -> int:
     """The number of rows of `width` tokens that are decoded at once if each begins when the row above has `lag` tokens.
     One chain more feeds the last token of a row while the next rows are decoded."""
     return 1 if lag >= width else width // lag + 1
-
-
-@dataclass
-class Roots:
-    """The chains' first nodes before a pass, all (B, K). position, token: of the node from which the chain's line
-    continues; room: the tokens by which the line can grow, up to its end and not beyond the line above; live: the node
-    exists; extends: the line is not complete; top: all lines above are complete; stand_in: the node's token does not
-    exist, and `token` replaces it; lead: the chain sees the replacement."""
-
-    position: Tensor
-    token: Tensor
-    room: Tensor
-    live: Tensor
-    extends: Tensor
-    top: Tensor
-    stand_in: Tensor
-    lead: Tensor
-
-
-class Lines:
-    """The rows of B images; up to K rows of an image are decoded at once, as in `planned.PlannedRows`. Here the number
-    of tokens that a line gains in a pass depends on the samples."""
-
-    constants = ("position", "column", "lengths", "needed", "number", "same_chain", "owner", "stand_ins", "forced")
-
-    def __init__(self, session: Any, rows: int, device: torch.device, lag: int) -> None:
-        total, self.width = session.length, session.width
-        self.position = torch.arange(total, device=device)
-        self.column = self.position % self.width
-        first = torch.arange(0, total, self.width, device=device)
-        self.lengths = (total - first).clamp_max(self.width)
-        self.needed = self.lengths.clamp_max(lag).roll(1)
-        self.number = torch.arange(rows_at_once(self.width, lag), device=device)
-        self.same_chain = torch.eye(len(self.number), dtype=torch.bool, device=device)
-        # slots of the tokens that replace missing ones, and slots that nothing attends to, (2, K, 1)
-        self.stand_ins = (total + torch.arange(2 * len(self.number), device=device)).view(2, -1, 1)
-        self.owner = torch.arange(rows, device=device).repeat_interleave(len(self.number))
-        self.forced = session.forced_tokens
-        self.line = self.number.repeat(rows, 1)  # (B, K): of each chain
-        self.done = torch.zeros(rows, len(first), dtype=torch.int64, device=device)  # tokens of each line
-
-    def buffers(self) -> Buffers:
-        """The tensors that steps read or write (see `engine.state`)."""
-        return {"line": Buffer(self.line), "done": Buffer(self.done)}
-
-    def roots(self, history: Tensor) -> Roots:
-        """The chains' first nodes; history (B, *): the committed tokens at their positions."""
-        line = self.line.clamp_max(len(self.lengths) - 1)
-        length, before, first = self.lengths[line], (line - 1).clamp_min(0), line == 0
-        done = self.done.gather(1, line)
-        above = torch.where(first, self.width, self.done.gather(1, before))
-        top = first | (above >= self.lengths[before])
-        live = (self.line == line) & (first | (above >= self.needed[line]))
-        position = line * self.width + done - 1
-        token = history.gather(1, position.clamp_min(0))
-        missing = ~top & (done == 0)
-        model = torch.where(line > 1, line - 2, before)  # the line whose newest token replaces the missing one
-        newest = model * self.width + self.done.gather(1, model) - 1
-        token = torch.where(missing, history.gather(1, newest.clamp_min(0)), token)
-        lead = missing
-        if self.forced is not None:
-            forced = self.forced[(line * self.width - 1).clamp_min(0)]
-            token = torch.where(missing & (forced >= 0), forced, token)
-            lead = ~top & (missing | (forced >= 0))
-        room = torch.minimum(length, above) - done
-        return Roots(position, token, room, live, live & (done < length), top, missing, lead)
-
-    def parallel_positions(self, at: Roots, valid: Tensor, keys: Tensor, recovers: Tensor) -> ParallelPositions:
-        """The positions of chains that begin at `at`. valid (B, K, n): the nodes that exist; the rest: see
-        `ParallelPositions`."""
-        total, nodes = len(self.position), valid.shape[-1]
-        exists = self.done.repeat_interleave(self.width, 1)[:, :total] > self.column
-        offsets = torch.arange(nodes, device=valid.device)
-        positions = at.position.unsqueeze(-1) + offsets
-        ahead, begin = positions.unsqueeze(-1), at.position + at.stand_in
-        stands = at.stand_in.unsqueeze(-1) & (offsets == 0)
-        slots = torch.where(stands, self.stand_ins[0], positions)
-        slots = torch.where(valid & at.live.unsqueeze(-1), slots, self.stand_ins[1])
-        image = (self.position <= ahead) & (exists[:, None, None] | (self.position >= begin[:, :, None, None]))
-        leads = (at.lead.unsqueeze(-1) & self.same_chain).unsqueeze(2).expand(-1, -1, nodes, -1)
-        sees = torch.cat([torch.ones_like(leads[..., :1]), image, leads], -1).flatten(1, 2)
-        return ParallelPositions(positions, slots, sees, keys, at.extends, recovers, self.owner)
-
-    def advance(self, kept: Tensor) -> None:
-        """Add the number of tokens `kept` (B, K) that were committed, and move complete lines on to the next ones."""
-        num_lines = len(self.lengths)
-        line = self.line.clamp_max(num_lines - 1)
-        real, length = self.line == line, self.lengths[line]
-        fed = real & (self.done.gather(1, line) == length)  # this pass fed the last token of a complete line
-        self.done.scatter_add_(1, line, kept * real)
-        complete = real & (self.done.gather(1, line) == length)
-        below = self.done.gather(1, (line + 1).clamp_max(num_lines - 1)) > 0
-        below &= line + 1 < num_lines
-        self.line += (fed | (complete & ~below)) * len(self.number)

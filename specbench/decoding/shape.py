@@ -21,6 +21,7 @@ class DraftShape:
         verification is exact.
     biased: tokens are not drawn from the distributions that the drafter reports, or the target's distributions
         differ from raster order's.
+    independent: siblings are drawn independently, each from its own distribution (`Draft.node_probs`).
     skips: some tokens are committed without verification.
     lag: for a drafter that decodes rows in parallel, the tokens that a row of the image has when the next one begins;
         `tree` is then the draft of each row. None: raster order.
@@ -30,6 +31,7 @@ class DraftShape:
     passes: int = 0
     carries_over: bool = False
     biased: bool = False
+    independent: bool = False
     skips: bool = False
     lag: int | None = None
 

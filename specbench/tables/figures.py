@@ -10,11 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbench.rows.columns import Cells, stderr_of
-from specbench.rows.selection import spread_of
+from specbench.rows.columns import Cells
 from specbench.storage import figure_files
 from specbench.tables.definitions import AXES, Column, Maps, Series, Stack, Table, TableFigure
-from specbench.tables.layout import NORMAL95, comparable
+from specbench.tables.layout import comparable, half_width
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -340,14 +339,3 @@ def draw_points(axis: Axes, points: Sequence[Point], style: Style, **more: Any) 
     if points:
         x, y, dx, dy = zip(*points, strict=True)
         axis.errorbar(x, y, dy, dx, color=style[0], marker=style[1], lw=1.2, **more)
-
-
-def half_width(row: Cells, key: str) -> float:
-    """Half the 95 % interval of a column; 0 without an error. A mean over seeds has Student's t, because seeds are
-    few."""
-    if between := row.get(spread_of(key)):
-        from scipy.special import stdtrit
-
-        seeds = int(row["seeds"])
-        return float(between) / math.sqrt(seeds) * float(stdtrit(seeds - 1, 0.975))
-    return NORMAL95 * float(row.get(stderr_of(key)) or 0)

@@ -16,15 +16,14 @@ from specbench.config import parameters
 from specbench.errors import UsageError
 from specbench.rows import remark_text
 from specbench.rows.columns import COLUMNS, TIMED_COLUMNS, Cells, stderr_of
+from specbench.rows.paired import half_interval
 from specbench.rows.remark import Remark, remarks_of
+from specbench.rows.selection import spread_of
 from specbench.rows.shown import common_machine, doubt, elsewhere
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import Column, Line, Table, TableTest, row_column
 from specbench.tables.literature import DRAFTERS, PublishedRow
 from specbench.tables.table_runs import compared_row
-
-#: Half a 95 % interval, in standard errors: scipy.special.ndtri(0.975), whose import takes half a second.
-NORMAL95 = 1.959963984540054
 
 #: The mark of a value that differs significantly from vanilla AR's.
 DIFFERS = "*"
@@ -288,13 +287,23 @@ class _Builder:
             elif column.key == "clip_score" and printed.cells.get("clip_scale", "cosine") != "cosine":
                 cells.append(self.notes.gap("The paper's values are on another scale."))
             else:
-                error = row.get(stderr_of(column.key), "")
-                spread = f"{NORMAL95 * float(error):.{column.decimals}f}" if error else ""
+                half = half_width(row, column.key)
+                spread = f"{half:.{column.decimals}f}" if half else ""
                 cells.append(TableCell(f"{float(text) - float(published):+.{column.decimals}f}", spread))
         mark = self.notes.mark(
             "Measured minus published; ± 95 % interval of the measured value, if its error is known."
         )
         return TableEntry(line.label, "difference", printed.model, (mark,), tuple(cells))
+
+
+def half_width(row: Cells, key: str) -> float:
+    """Half the 95 % interval of a column, by Student's t over images, or over seeds for a mean over seeds; 0 without an
+    error."""
+    if between := row.get(spread_of(key)):
+        seeds = int(row["seeds"])
+        return half_interval(seeds, float(between) / math.sqrt(seeds))
+    error = float(row.get(stderr_of(key)) or 0)
+    return half_interval(int(row.get("n") or row["images"]), error) if error else 0.0
 
 
 def _same_drafter(row: Cells, printed: PublishedRow) -> bool:

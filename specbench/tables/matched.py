@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.rows.columns import Cells
-from specbench.rows.paired import LEVEL, holm
+from specbench.rows.paired import LEVEL, half_interval, holm, p_value
 from specbench.storage import figure_files
 from specbench.tables import figures
 from specbench.tables.definitions import Column, Panel, row_column
@@ -65,13 +65,23 @@ def adjusted_pairs(todo: TablePlan) -> PairGroups:
     can only make the other adjusted values smaller."""
     runs = todo.equal
     rows = [row for row in todo.pairs if row["runs"] in runs and row["at"]]  # with a common range
-    tested = [float(row["p"]) for row in rows if row["p"]]
+    tested = [p for row in rows if (p := p_of(row)) is not None]
     adjusted = iter(holm([*tested, *[1.0] * (planned_pairs(todo) - len(tested))]))
     groups: PairGroups = {}
     for row in rows:
         key = (row["panel"], row["x"], row["y"])
-        groups.setdefault(key, []).append((row, next(adjusted) if row["p"] else 1.0))
+        groups.setdefault(key, []).append((row, 1.0 if p_of(row) is None else next(adjusted)))
     return groups
+
+
+def p_of(row: Cells) -> float | None:
+    """The p-value of a pair, without adjustment: of its ratio, by Student's t, whose interval is the ratio's. Without a
+    ratio it is the p-value of the difference. None without a test."""
+    if not row["p"] or not ratio(row):
+        return float(row["p"]) if row["p"] else None
+    n = int(row["prompts"])
+    center, low, high = (math.log(float(row[name])) for name in ("ratio", "ratio_low", "ratio_high"))
+    return p_value(n, center, (high - low) / 2 / half_interval(n, 1.0))
 
 
 def planned_pairs(todo: TablePlan) -> int:
@@ -108,7 +118,8 @@ def _headers(y: Column, x: str, notes: Notes) -> Iterator[Header]:
         name.capitalize(): f"The range over which the two curves are compared: {x}.",
         f"{y.label}, ratio": f"{mean}, over the mean of the other curve; {interval}{measured}.",
         f"{y.label}, difference": f"{mean}, minus the mean of the other curve; {interval}.",
-        "p": "Of the mean difference, at least 0.0001, after Holm's adjustment over all pairs of the table.",
+        "p": "Of the ratio, by Student's t with the width of its interval, or of the difference if it has none. After"
+        " Holm's adjustment over all pairs of the table.",
         "Differs at": "Where the band around all differences of the pair, which has a coverage of"
         f" {LEVEL:.0%}, excludes 0. The band is for this pair alone, without adjustment for the other pairs.",
     }
@@ -213,6 +224,7 @@ def _difference(axis: Axes, y: Column, pair: Pair, colour: str) -> None:
     axis.axhline(0, color="0.3", lw=0.8)
     axis.set_ylabel(f"{y.label}: difference")
     axis.set_title(f"{row['b']}\nminus {row['a']}", fontsize=9)
-    text = f"mean {signed(row, y.decimals)}" + (f", p = {p:.2g}" if row["p"] else "")
+    mean = f"ratio {ratio(row)}" if ratio(row) else f"mean {signed(row, y.decimals)}"
+    text = mean + (f", p = {p:.2g}" if row["p"] else "")
     axis.text(0.02, 0.97, text, transform=axis.transAxes, va="top", fontsize=8)
     axis.text(0.98, 0.02, f"band: {LEVEL:.0%}, simultaneous", transform=axis.transAxes, ha="right", fontsize=7)

@@ -99,6 +99,24 @@ def test_images_of_one_prompt_count_once() -> None:
         )
 
 
+def test_acceptance_by_depth_by_hand() -> None:
+    """Conditional: of the drafts verified there; joint: of all drafts. The second image has shorter drafts."""
+    records = [
+        image(0, DENSE, accepted_by_depth=[6, 3, 1], verified_by_depth=[10, 6, 3]),
+        image(1, ROWS, accepted_by_depth=[2], verified_by_depth=[10]),
+    ]
+    depths = of(breakdown(records, depths=True), "depth")
+    assert list(depths) == ["1", "2", "3"]
+    assert [row["acceptance_rate"] for row in depths.values()] == [8 / 20, 3 / 6, 1 / 3]
+    assert [row["joint_acceptance"] for row in depths.values()] == [8 / 20, 3 / 20, 1 / 20]
+    for row in depths.values():
+        assert 0 <= row["joint_acceptance_low"] < row["joint_acceptance"] < row["joint_acceptance_high"] <= 1
+    assert of(breakdown(records), "depth") == {}  # of a comparison, whose sides have drafts of different depths
+    assert of(breakdown(records, raster=False, depths=True), "depth") == {}
+    undrafted = [replace(r, accepted_by_depth=[], verified_by_depth=[]) for r in records]
+    assert of(breakdown(undrafted, depths=True), "depth") == {}
+
+
 def test_values_equal_for_all_are_left_out() -> None:
     same = [image(i, ROWS, prompt="one", category=None) for i in range(3)]
     assert {row["by"] for row in breakdown(same)} == {"position"}
@@ -131,6 +149,8 @@ def test_the_command_and_the_comparison(call: Call, folders: Folders, tmp_path: 
     rows = cells_of("groups.csv")
     assert list(rows[0]) == list(COLUMNS)
     assert {row["run_id"] for row in rows} == {"run-first", "run-second"}
+    assert {row["by"] for row in rows} == {"category", "caption length", "depth", "position"}
+    assert "joint acceptance" in out
     out = call("compare", "first", "second")[1]
     assert "By prompt and position" in out
     groups = compare(passes.read(first), passes.read(str(tmp_path / "second"))).groups

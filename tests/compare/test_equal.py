@@ -115,6 +115,47 @@ def test_a_band_is_as_wide_as_the_largest_of_many_differences_asks_for() -> None
     assert difference.ratio_interval is None  # the other mean is 0
 
 
+def test_curves_of_rows_vary_as_the_standard_errors_say() -> None:
+    """Two points with the same x: the mean over the range is the mean of both, by the trapezoidal rule. 20,000 samples
+    find a standard error within 1.5 %."""
+    left, right = (
+        [equal.RowPoint(f"{name}{x}", x, 0.0, y, 0.1) for x in (2.0, 3.0)] for name, y in (("a", 2.0), ("b", 3.0))
+    )
+    curves = equal.of_rows({"a": left, "b": right[::-1]}, 20_000)
+    difference = equal.difference(curves["a"], curves["b"], 24)
+    assert difference is not None
+    assert (difference.mean_a, difference.mean_b) == (pytest.approx(2), pytest.approx(3))
+    error = 0.1 / np.sqrt(2)  # of each mean
+    assert np.diff(difference.interval) / 2 == pytest.approx(t.ppf(0.975, 23) * error * np.sqrt(2), rel=0.05)
+    assert difference.ratio_interval is not None
+    relative = np.hypot(error / 2, error / 3)  # of the ratio, by the delta method
+    assert np.diff(np.log(difference.ratio_interval)) / 2 == pytest.approx(t.ppf(0.975, 23) * relative, rel=0.05)
+    # Errors of x move a line with a slope of 1 as errors of y do.
+    slope = [equal.RowPoint(f"s{x}", x, 0.1, x, 0.0) for x in (2.0, 3.0)]
+    at = equal.of_rows({"s": slope}, 20_000)["s"].at(np.array([2.5]))
+    assert at[1:].std() == pytest.approx(error, rel=0.05)
+
+
+def test_curves_that_share_a_row_share_its_errors() -> None:
+    shared = equal.RowPoint("exact", 2.0, 0.1, 1.0, 0.1)
+    curves = equal.of_rows({name: [shared, equal.RowPoint(name, 3.0, 0.1, 2.0, 0.1)] for name in "ab"}, 100)
+    assert (curves["a"].y[:, 0] == curves["b"].y[:, 0]).all()
+    assert (curves["a"].y[1:, 1] != curves["b"].y[1:, 1]).all()
+    assert curves["a"].y[0].tolist() == [1.0, 2.0]
+
+
+def test_curves_can_be_compared_from_a_value_of_x_on() -> None:
+    """y rises from 0 to 2 and from 1 to 2 between 1 and 3: the means from 2 on are 1.5 and 1.75."""
+    one = np.ones((101, 1))
+    a, b = (equal.SampledCurve(one * [1.0, 3.0], one * [start, 2.0]) for start in (0.0, 1.0))
+    whole, part = (equal.difference(a, b, 24, from_x=x) for x in (-np.inf, 2.0))
+    assert whole is not None
+    assert part is not None
+    assert (whole.mean_a, whole.mean_b, part.mean_a, part.mean_b) == pytest.approx((1.0, 1.5, 1.5, 1.75))
+    assert (part.at[0], part.at[-1]) == (2.0, 3.0)
+    assert equal.difference(a, b, 24, from_x=3.0) is None
+
+
 TRUE_X = np.array([1.84, 1.90, 1.94, 2.07, 2.24, 2.38])
 TRUE_Y = np.array([0.0, 0.001, 0.008, 0.03, 0.077, 0.137])
 
@@ -289,9 +330,16 @@ def test_a_metric_of_all_images_together_has_the_error_of_its_row(tmp_path: Path
     assert np.sqrt(np.square(point.dy).sum()) / N == pytest.approx(row.stderr, rel=0.05)
 
 
+#: The first pair's ratio with its interval, of 9 prompts: half of it, in logarithms, is 2.306 standard errors (t with 8
+#: degrees of freedom). And the factor of an interval around 0.8 with p = 0.5, where t is 0.7064.
+RATIO = (0.5, 0.4, 0.625)
+P = 2 * t.sf(np.log(0.5) / (np.log(0.8) / 2.306004), 8)
+WIDE = 0.8 ** (2.306004 / 0.706387)
+
+
 class CurveBench(FakeBench):
-    """Rows with a step compression; a pair of curves differs by 0.01, with p = 1e-6 for the first pair and 0.5 for the
-    others."""
+    """Rows with a step compression; a pair of curves differs by 0.01. The first pair's ratio has p = P, the others'
+    0.5."""
 
     def row(self, run: PlannedRun) -> Mapping[str, Any]:
         run.folder.mkdir(parents=True)
@@ -307,12 +355,13 @@ class CurveBench(FakeBench):
     def equal(self, curves: Mapping[str, Sequence[Path]], x: str, y: str) -> Sequence[Mapping[str, Any]]:
         assert all((path / "row.csv").exists() for paths in curves.values() for path in paths)
         shown: dict[str, Any] = {"x": x, "y": y, "prompts": 9, "from_x": 2.0, "to_x": 2.2, "y_a": 0.02, "y_b": 0.01}
-        shown |= {"ratio": 0.5, "ratio_low": 0.4, "ratio_high": 0.6, "difference": -0.01, "low": -0.012, "high": -0.008}
+        shown |= {"difference": -0.01, "low": -0.012, "high": -0.008, "p": 0.0001}
         shown |= {"at": "[2.0,2.1,2.2]", "values": "[0.01,0.02,0.03]", "differences": "[0.001,-0.01,-0.02]"}
         pairs = enumerate(combinations(curves, 2))
-        return [
-            {**shown, "margins": "[0.002,0.002,0.003]", "a": a, "b": b, "p": 0.5 if i else 1e-6} for i, (a, b) in pairs
-        ]
+        ratios = dict(zip(("ratio", "ratio_low", "ratio_high"), RATIO, strict=True)), {
+            "ratio": 0.8, "ratio_low": 0.8 * WIDE, "ratio_high": 0.8 / WIDE
+        }  # fmt: skip
+        return [{**shown, **ratios[min(i, 1)], "margins": "[0.002,0.002,0.003]", "a": a, "b": b} for i, (a, b) in pairs]
 
 
 def planned(results: Path) -> table_runs.TablePlan:
@@ -354,7 +403,7 @@ def test_a_table_tests_every_pair_of_its_curves_once(tmp_path: Path) -> None:
     first = sheet.entries[0]
     assert first.method == "EAGLE-1, chain of 5: Cool-SD, exponential against UniformRSD"
     assert [cell.value for cell in first.cells] == [
-        *("2.00 to 2.20", "0.50 (0.40 to 0.60)", "-0.0100 (-0.0120 to -0.0080)", f"{tests * 1e-6:.2g}"),
+        *("2.00 to 2.20", "0.50 (0.40 to 0.62)", "-0.0100 (-0.0120 to -0.0080)", f"{tests * P:.2g}"),
         "2.10 to 2.20 (below)",
     ]
     assert len(sheet.entries) == tests
@@ -375,7 +424,7 @@ def test_the_tests_of_a_panel_are_adjusted_for_later_panels(done: table_runs.Tab
         [(_, p), *others] = matched.adjusted_pairs(replace(done, pairs=measured))[
             "EAGLE-1, chain of 5", "step_compression", "emitted_kl"
         ]
-        assert p == pytest.approx(sum(PAIRS) * 1e-6)
+        assert p == pytest.approx(sum(PAIRS) * P)
         assert {q for _, q in others} == {1.0}
     sheet = matched.build(replace(done, pairs=chain), "")
     assert f"{sum(PAIRS) - 36} of them" in sheet.remarks[-1]

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 import shutil
 import sys
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 
 import pytest
 from commands import usage_error
+from hydra._internal.core_plugins import file_config_source
 from hypothesis import example, given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from specbench.config import composition, configuration, parameters, registry, yaml_files
 from specbench.data import worlds
@@ -299,7 +303,10 @@ def _choices() -> list[composition.Choices]:
     return [{}, *choices, *grids, {"metrics": ["kid", "clip_b32"]}, {"metrics": []}]
 
 
-def test_composition_without_hydra_gives_what_hydra_gives() -> None:
+def test_composition_without_hydra_gives_what_hydra_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hydra reads every file again for every composition: here once."""
+    read = cache(OmegaConf.load)
+    monkeypatch.setattr(file_config_source.OmegaConf, "load", lambda file: deepcopy(read(file.name)))
     for choices in _choices():
         composed, expected = composition.compose(choices), _by_hydra(choices)
         assert composed == expected, choices

@@ -101,6 +101,7 @@ def test_rows_in_parallel_have_fronts() -> None:
         1,
     ]
     assert method.shape_of(configuration.compose(["method=zipar", "window=5"])).lag == 5
+    assert method.shape_of(configuration.compose(["method=pjd", "lead=7"])).lag == 6
 
 
 def test_a_check_builds_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +128,7 @@ def test_a_check_builds_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {part_class.__name__ for part_class in classes}
     assert names >= {"NoDraft", "DraftModel", "Eagle", "Eagle2", "VVS", "Medusa"}
     assert names >= {"DFlash"}
-    assert names >= {"ZipAR", "Relaxed", "Band", "Mentored", "Lantern", "Grouped", "Neighbourhood"}
+    assert names >= {"ZipAR", "ParallelJacobi", "Relaxed", "Band", "Mentored", "Lantern", "Grouped", "Neighbourhood"}
     for part_class in classes:
         monkeypatch.setattr(part_class, "__init__", refuse)
     monkeypatch.setattr(method, "neighbours", refuse)

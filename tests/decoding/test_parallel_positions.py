@@ -14,6 +14,7 @@ from specbench.audit.tabular import TabularTarget, codes, random_tables, sequenc
 from specbench.config import configuration, registry
 from specbench.decoding import rules
 from specbench.decoding.drafters.none import NoDraft, ZipAR
+from specbench.decoding.drafters.pjd import ParallelJacobi
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.parallel_positions import rows_at_once
 from specbench.decoding.sampling import Sampling
@@ -208,49 +209,29 @@ def test_tables_count_missing_tokens_as_token_0() -> None:
     assert tiny.fit(numbers, sequence_probs(tables)) < 1e-6
 
 
-def test_drafts_in_two_rows_of_two_tokens() -> None:
-    """Drafts of 1; the second row begins after one token. The first row is exact because it is the topmost: a rejected
-    draft is replaced from the residual. The second row's first draft c is a random code. It is verified together with
-    the first row's second token, given a placeholder for that one: kept with probability s, which is p[2] after (a, a).
-    If it is not kept, the row is topmost in the next pass, and c and the last token are exact."""
-    tables = random_tables(2, 4, 3, 2.0)
-    p, count = [table.double() for table in tables], 4000
-    out = decode_images(TabularTarget(tables), tiny.Rows(1, 1), None, count, Sampling())
-    probs = torch.zeros(16, dtype=torch.float64)
-    for number in range(16):
-        a, b, c, d = (number >> shift & 1 for shift in (3, 2, 1, 0))
-        keep_mass = p[2][2 * a + a] / 2
-        third = keep_mass[c] + (1 - keep_mass.sum()) * p[2][2 * a + b, c]
-        probs[number] = p[0][0, a] * p[1][a, b] * third * p[3][4 * a + 2 * b + c, d]
-    assert float(probs.sum()) == pytest.approx(1)
-    numbers = codes(out.tokens, 2)
-    assert tiny.fit(numbers, probs) > 1e-4
-    assert tiny.fit(numbers, sequence_probs(tables)) < 1e-6
-    assert set(out.steps.tolist()) == {3, 4}
-
-
 @torch.inference_mode()
 @pytest.mark.parametrize("family", ["grouped", "emu3"])
 def test_one_row_at_a_time_sees_everything_before_it(family: str) -> None:
     """Drafts that are written repeatedly, against a pass without a cache. An image never gets more tokens than fit,
     even in its short last row."""
     model, conditioning = test_targets.target(family, SIDE), test_targets.prompts(family, [0, 2])
-    out = decode_images(model, tiny.Rows(2, model.width), conditioning)
+    out = decode_images(model, ParallelJacobi(3, model.width + 1, 0.5), conditioning)
     for row, prompt in enumerate((0, 2)):
         expected = without_a_cache(family, model, out.tokens[row], prompt, model.width, True)
         torch.testing.assert_close(out.trace.log_prob[row], expected, atol=3e-4, rtol=3e-4)
-    several = decode_images(model, tiny.Rows(2, 1), conditioning)
+    wide = test_targets.target(family, 5)  # rows in which two rows have drafts at once
+    several = decode_images(wide, ParallelJacobi(3, 2, 0.5), conditioning)
     for result in (out, several):
-        assert (result.steps <= model.length).all()  # the topmost row gains a token in every pass
+        assert (result.steps <= result.tokens.shape[1]).all()  # the topmost row gains a token in every pass
         assert (result.accepted <= result.drafted).all()
-        assert (result.accepted <= model.length).all()
+        assert (result.accepted <= result.tokens.shape[1]).all()
     # The agreement of a step is a share of its rows, not whether any of them agrees.
     shares = several.trace.top1.flatten()
     assert ((shares > 0) & (shares < 1)).any()
     assert set(out.trace.top1.unique().tolist()) == {0, 1}  # one row at a time
 
 
-class Recording(tiny.Rows):
+class Recording(ParallelJacobi):
     """Records the outcome of every step."""
 
     def open(self, *args: Any) -> Any:
@@ -269,7 +250,7 @@ def test_a_draft_sees_what_is_committed_and_its_own_row(family: str) -> None:
     tokens that were committed before the step and on the node's own chain."""
     model, conditioning = test_targets.target(family, SIDE), test_targets.prompts(family, [2])
     model.layers = model.layers[:1]
-    drafter = Recording(2, 1)
+    drafter = Recording(3, 2, 0.5)
     tokens = decode_images(model, drafter, conditioning, 1).tokens[0]
     prefix, forced, width = model.condition(conditioning, True), test_targets.forced_of(model), model.width
     before, padding, compared = len(prefix), (~prefix.valid).sum(1, keepdim=True), 0
@@ -284,12 +265,13 @@ def test_a_draft_sees_what_is_committed_and_its_own_row(family: str) -> None:
                 assert row_tokens[0] == (forced[root] if forced[root] >= 0 else expected_root)
             elif root >= 0:
                 assert row_tokens[0] == tokens[root]
-            line = (root + 1) // width * width - 1  # the position before the row
             for node in range(min(int(draft.valid[k].sum()), model.length - root - 1)):
                 chain = [(p, int(row_tokens[n])) for n in range(node + 1) if (p := root + n) >= 0]
-                past = [(p, int(tokens[p])) for p in range(max(root, 0)) if when[p] < step]
-                if 0 <= line < root and forced[line] >= 0 and when[line] >= step:
-                    past.append((line, int(forced[line])))  # a forced token exists before its row is complete
+                begun = (when < step).nonzero().flatten() // width  # rows with tokens; the next ones have begun
+                ends = [
+                    p for p in range(max(root, 0)) if p % width == width - 1 and forced[p] >= 0 and p // width in begun
+                ]
+                past = [(p, int(tokens[p])) for p in range(max(root, 0)) if when[p] < step or p in ends]
                 places, ids = (torch.tensor(x) for x in zip(*past, *chain, strict=True)) if past or chain else ((), ())
                 x = prefix.inputs
                 spots = torch.arange(before)

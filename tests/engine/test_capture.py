@@ -25,6 +25,7 @@ from specbench.decoding.rules.thresholds import Typical
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify import TokenWise, Verification
 from specbench.decoding.verify.block import BlockVerification
+from specbench.decoding.verify.chains import Longest
 from specbench.decoding.verify.traversal import Traversal
 from specbench.engine.graph import Graphs
 from specbench.models.mar import MAR, MARConfig
@@ -127,7 +128,7 @@ class Case:
 #: sampled or deterministic, one tree or one a row, levels of one candidate and of several, and several chains a row.
 #: Every other drafter's are as one of these: chain's as sjd's, tree's as sjd_pac's, vvs's and medusa's as eagle2's, and
 #: dflash's like chain's and medusa's.
-KINDS = ("sjd", "jacobi", "sjd_pac", "eagle2", "rows")
+KINDS = ("sjd", "jacobi", "sjd_pac", "eagle2", "pjd")
 #: Rules that read a draft in their own way: a factor of the draft's probability that is bisected, sums over
 #: neighbours. All are checked on trees of several candidates a level; none sees whether a candidate was sampled.
 RULES_OF_CLASSES = ("band", "lantern")
@@ -171,6 +172,8 @@ def test_every_rule_sees_every_kind_of_draft() -> None:
         ("chain", BlockVerification(), "triton"),
         ("eagle2", Traversal(), "graph"),
         ("tree", Traversal(), "triton"),
+        ("pathspec", Longest(0.01), "graph"),
+        ("pathspec", Longest(0.01), "triton"),
     ],
 )
 def test_a_step_of_other_verification_can_be_recorded(name: str, way: Verification, engine: str) -> None:

@@ -27,6 +27,8 @@ from specbench.decoding.drafters.dynamic import Eagle2
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft, ZipAR
+from specbench.decoding.drafters.pathspec import PathWindow
+from specbench.decoding.drafters.pjd import ParallelJacobi
 from specbench.decoding.drafters.vvs import VVS
 from specbench.decoding.loop import DecoderConfig, Decoding, decode
 from specbench.decoding.rng import RandomStreams
@@ -59,8 +61,10 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "scd": lambda target: window(4, coupling="gumbel"),
     "sjd_pac": lambda target: window(7, "horizontal_repeat", coupling="maximal", width=2, depth=3),
     "height": lambda target: window(7, coupling="height", width=2, depth=3),
+    "pathspec": lambda target: PathWindow(3, chains=2),
     "zipar": lambda target: ZipAR(1, "overlap"),
-    "rows": lambda target: tiny.Rows(3, 2),
+    "pjd": lambda target: ParallelJacobi(4, 3, 0.5),
+    "pjd_released": lambda target: ParallelJacobi(4, 2, 0.5, "released", "shifted"),
 }
 
 
@@ -279,7 +283,7 @@ RULES: dict[str, Callable[[], Rule]] = {
 
 @pytest.mark.parametrize(
     ("name", "rule"),
-    [("sjd_pac", "exact"), ("rows", "cool"), ("eagle2", "typical")],
+    [("sjd_pac", "exact"), ("pjd", "cool"), ("eagle2", "typical")],
 )
 @torch.inference_mode()
 def test_no_step_waits_for_the_host(name: str, rule: str) -> None:

@@ -20,7 +20,7 @@ from specbench.decoding.rules import Band, Mentored, Rule, cool, exact, uniform
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.relaxed import Redraw
 from specbench.decoding.rules.thresholds import Typical
-from specbench.decoding.sampling import draw_distinct
+from specbench.decoding.sampling import draw, draw_distinct
 from specbench.decoding.trees import Tree, build, chain_paths, from_parents, parse, window_paths
 from specbench.decoding.verify import Draft, TokenWise, Verification, VerificationResult
 from specbench.decoding.verify.block import BlockVerification
@@ -259,6 +259,29 @@ def test_nodes_that_are_accepted_in_any_case(rule: Rule) -> None:
     plain = agree(p, draft, rule)
     assert plain.length[::2].min() >= 1
     assert torch.equal(plain.path[::2, 0], kids[::2, 0])
+
+
+@pytest.mark.parametrize("rule", [
+    exact(), Lantern("lantern", near(77, 7), 6, "tvd", 0.2, "released"), Mentored(0.05), Typical(),
+], ids=lambda r: r.name)  # fmt: skip
+def test_siblings_that_are_drawn_each_from_its_own_distribution(rule: Rule) -> None:
+    """In two trees; also with a token that two siblings share. Every child of an inner node is accepted somewhere."""
+    size, reached = 77, set()
+    for paths in (parse("[[0],[1],[2],[0,0],[1,0],[2,0]]"), TREE):
+        tree = shared(paths)
+        first = tree.children[0, :, 0] - 1
+        for seed in range(4):
+            own = peaked(ROWS, tree.nodes - 1, size, seed=seed)
+            p = 0.5 * peaked(ROWS, tree.nodes, size, seed=9)
+            p.scatter_add_(1, tree.parent[:, 1:, None].expand(ROWS, -1, size), own / 6)
+            p /= p.sum(-1, keepdim=True)
+            tokens = draw(own, uniforms(ROWS, tree.nodes - 1, seed=seed))
+            tokens[0] = tokens[0, 0]
+            tokens = torch.cat([torch.zeros_like(tokens[:, :1]), tokens], 1)
+            valid = torch.ones_like(tokens, dtype=torch.bool)
+            draft = Draft(tree, tokens, own[:, first], valid, node_probs=own)
+            reached |= set(agree(p, draft, rule, seed=seed).path[:, 0].tolist())
+    assert {1, 2, 3} <= reached
 
 
 @pytest.mark.parametrize("budget", [0.0, 1e-3, 1.0])

@@ -20,7 +20,7 @@ from specbench.engine.kernels import FusedKernels
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@pytest.mark.parametrize("name", ["vvs", "sjd", "zipar", "rows"])
+@pytest.mark.parametrize("name", ["vvs", "sjd", "zipar", "pjd", "pjd_released"])
 def test_images_of_fused_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal uniforms give equal tokens: the rounding differences of the distributions are much smaller than the
     distance of a uniform from a bound."""

@@ -181,6 +181,7 @@ def decoded(verification: Any, paths: Any, deterministic: bool, sampling: Sampli
     return (out.tokens * torch.tensor([125, 25, 5, 1])).sum(1), out
 
 
+@pytest.mark.usefixtures("rows_together")
 @pytest.mark.parametrize(
     ("verification", "paths", "deterministic"),
     [

@@ -38,7 +38,7 @@ METHODS = [
 ]
 TINY = ("weights=random", "reduced=true", "dtype=float32")
 #: Methods in which a row begins before the row above it ends.
-PARALLEL = {"zipar": ["window=2"]}
+PARALLEL = {"zipar": ["window=2"], "pjd": ["lead=3"]}
 
 
 def loaded(model, *words):

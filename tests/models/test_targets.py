@@ -20,6 +20,7 @@ from specbench.decoding.drafters.dynamic import Eagle2
 from specbench.decoding.drafters.eagle import Eagle as EagleDrafter
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
+from specbench.decoding.drafters.pathspec import PathWindow
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.base import MEASURES, neighbours
@@ -150,6 +151,7 @@ DRAFTERS = {
     "sjd": lambda family, model: window(3, init="vertical_sample"),
     "scd": lambda family, model: window(4, init="horizontal_repeat", coupling="gumbel"),
     "sjd_pac": lambda family, model: window(8, width=2, depth=3, coupling="maximal"),
+    "pathspec": lambda family, model: PathWindow(3, chains=2),
 }
 SAMPLING = Sampling(temperature=0.9, cfg_scale=1.5)
 #: The drafters for each family. swin and simplear differ from lumina only in their networks' arithmetic, which the test
@@ -170,7 +172,7 @@ CHOSEN = {"lumina": tuple(DRAFTERS), "grouped": ("eagle2",), "swin": (), "simple
 )
 def test_every_family_keeps_its_distribution_under_every_drafter(family, name, sampling):
     """Padding, positions, norms, grammar, caches and guidance together, against the distribution that is enumerated
-    without any of them (chi-square; 20 tests at 1e-5). A target's cache that is not compacted is detected by
+    without any of them (chi-square; 21 tests at 1e-5). A target's cache that is not compacted is detected by
     lumina with medusa alone; an audit of eagle1 detects it, too (test_mutants_are_caught_and_undone)."""
     model, count = target(family), 1000
     drafter = DRAFTERS[name](family, model)

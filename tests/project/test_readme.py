@@ -329,7 +329,9 @@ def test_every_preset_has_been_audited() -> None:
     with a verdict on every model of the default audit."""
     rows = audit_rows()
     assert list(rows[0]) == [name for name in COLUMNS if name in rows[0]]
-    assert set(COLUMNS) - set(rows[0]) <= {"plugins", "exercised", "p_first", "device", "emitted_tv", "p_enumerated"}
+    later = {"plugins", "exercised", "p_first", "device", "emitted_tv", "p_enumerated"}
+    of_records = {"acceptance_expected", "p_acceptance", "p_drafted"}
+    assert set(COLUMNS) - set(rows[0]) <= later | of_records
     audited = {(row["method"], row["model"]) for row in rows if row["verdict"] and row["margin"]}
     jobs = plan.presets([], plan.chosen_models({}, [False, True]))
     missing = sorted({(cfg.method, model.name) for cfg, model in jobs} - audited)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
+import doc_tables
+import numpy as np
 import pages
 import pytest
 from commands import case
+from scipy import stats
+
+from specbench.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,6 +54,66 @@ def test_what_does_not_hold_is_a_problem(rows: pages.Rows) -> None:
             assert name in problem
     assert problems("Of 16 images.", rows, whole=False) == []
     assert problems("In `n=16`, [a page](a#3), 2026-11-28, Table 3.", rows) == []
+
+
+def test_a_difference_of_lines_is_tested_by_student_t() -> None:
+    """As scipy's Welch test of samples with these means, standard deviations and sizes."""
+    left, right = (
+        SimpleNamespace(steps=mean, steps_stderr=error, n=n)
+        for mean, error, n in ((3.18, 0.20, 24.0), (2.6, 0.16, 12.0))
+    )
+    sides = [(side.steps, side.steps_stderr * side.n**0.5, side.n) for side in (right, left)]
+    welch = stats.ttest_ind_from_stats(*sides[0], *sides[1], equal_var=False)
+    degrees = (0.2**2 + 0.16**2) ** 2 / (0.2**4 / 23 + 0.16**4 / 11)
+    half = stats.t.ppf(0.975, degrees) * (0.2**2 + 0.16**2) ** 0.5
+    assert pages.apart("steps", left, right) == pytest.approx((-0.58 - half, -0.58 + half))
+    deviate = pages.z(pages.pm(left, "steps"), pages.pm(right, "steps"))
+    assert deviate < 0
+    assert 2 * stats.norm.sf(-deviate) == pytest.approx(welch.pvalue)
+    # one sample against a constant has its own degrees of freedom, and an error that is known has none
+    assert 2 * stats.norm.sf(pages.z((0.0, 0.0), pages.estimate(0.5, 0.2, 16))) == pytest.approx(
+        2 * stats.t.sf(2.5, 15)
+    )
+    assert pages.z((1.0, 0.3), (2.0, 0.4)) == pytest.approx(2.0)
+
+
+def test_a_rank_correlation_has_an_interval() -> None:
+    """Ranks of y are 1, 3, 2, 5, 4: 1 - 6 * 4 / (5 * 24) = 0.8, and Fisher's z of 1.0986 ± 1.96 * sqrt(1.32 / 2)."""
+    rank, low, high = pages.rank_correlation([1, 2, 3, 4, 50], [0.1, 0.3, 0.2, 0.9, 0.8])
+    assert rank == pytest.approx(0.8)
+    assert [math.atanh(end) for end in (low, high)] == pytest.approx([1.0986 - 1.5923, 1.0986 + 1.5923], abs=1e-3)
+
+
+def test_the_ratio_of_curves_by_rows_agrees_with_the_paired_one(rows: pages.Rows) -> None:
+    """The point estimate has the same rows, and the interval, which is not paired, is wider."""
+    chain = "EAGLE-1, chain of 5"
+    [paired] = rows.pairs("relaxed_equal", panel=chain, a="UniformRSD", b="Cool-SD, exponential")
+    by_rows = rows.curve_ratio("relaxed", chain, "emitted_kl", "UniformRSD", "Cool-SD, exponential")
+    assert by_rows.ratio == pytest.approx(paired.ratio, rel=0.01)  # the ends of the ranges differ by their noise
+    assert by_rows.ratio_low < paired.ratio_low < paired.ratio_high < by_rows.ratio_high
+    start = "Cool-SD_exponential_1.1_EAGLE-1_chain_of_5"
+    part = rows.curve_ratio("relaxed", chain, "emitted_kl", "UniformRSD", "Cool-SD, exponential", start)
+    assert part.from_x == rows.lines("relaxed")[start].step_compression
+    # by hand: the mean of straight lines over the range
+    at = np.linspace(part.from_x, part.to_x, 21)
+    means = []
+    for label in ("Cool-SD, exponential", "UniformRSD"):
+        values = [rows.curves("relaxed", chain, "emitted_kl", x)[label] for x in at]
+        means.append(np.trapezoid(values, at))
+    assert part.ratio == pytest.approx(means[0] / means[1])
+
+
+def test_tables_of_the_same_lines_are_joined(rows: pages.Rows) -> None:
+    drawn = rows.names["table_of_panel"]("windows", "Jacobi windows", "step_compression", 16, 32)
+    scenes = {line[0]: line[1:] for line in doc_tables._cells(drawn)}
+    assert scenes["method"] == ["16", "32"]
+    assert scenes["SJD-PAC, tree"][0] == "—"
+    assert scenes["SCD"][1].startswith(f"{rows.lines('windows')['SCD_32'].step_compression:.2f} ± ")
+    other = "| method | 8 |\n|---|---|\n" + "".join(f"| {name} | x |\n" for name in [*scenes][1:])
+    head, *_ = doc_tables._cells(doc_tables.side_by_side({"a": drawn, "b": other}))
+    assert head == ["method", "16, a", "32, a", "8, b"]
+    with pytest.raises(UsageError, match="lines"):
+        doc_tables.side_by_side({"a": drawn, "b": "| method | 8 |\n|---|---|\n| SJD | x |\n"})
 
 
 def test_lines_are_wrapped_again_and_tables_and_commands_are_not(rows: pages.Rows) -> None:

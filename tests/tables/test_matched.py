@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 import yaml
+from scipy import stats
 
 from specbench.cli import tables as cli
 from specbench.errors import UsageError
@@ -80,6 +82,17 @@ def test_numbers_of_a_pair_have_the_digits_of_their_interval() -> None:
     assert matched.signed(row, 2) == "+0.0211 (0.0171 to 0.0251)"
     assert matched.signed({**row, "difference": "-0.00001"}, 2).startswith("+0.0000 ")  # no minus sign before zero
     assert matched.signed({"difference": "-2", "low": "-4", "high": "0"}, 1) == "-2.0 (-4.0 to 0.0)"
+
+
+def test_the_p_of_a_pair_is_that_of_the_ratio_beside_it() -> None:
+    """An interval that ends at 1 has p = 0.05, whatever the p of the difference is."""
+    row = {"prompts": "24", "p": "0.0001", "ratio": "1.5", "ratio_low": "1.0", "ratio_high": "2.25"}
+    assert matched.p_of(row) == pytest.approx(0.05)
+    assert matched.p_of({**row, "ratio_low": "0.75", "ratio_high": "3.0"}) == pytest.approx(
+        2 * stats.t.sf(stats.t.ppf(0.975, 23) * math.log(1.5) / math.log(2), 23)
+    )
+    assert matched.p_of({**row, "ratio_low": ""}) == 0.0001  # without a ratio, of the difference
+    assert matched.p_of({**row, "p": "", "ratio_low": "1.5", "ratio_high": "1.5"}) is None
 
 
 def test_the_command_draws_pairs_and_no_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

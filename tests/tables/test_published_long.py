@@ -24,6 +24,7 @@ CASES: list[tuple[str, str, list[str]]] = [
     ("gsd_table2", "GSD", ["Table 2"]),
     ("scd_table1", "SCD", ["main table"]),
     ("zipar_table1", "ZipAR", ["main tables"]),
+    ("pjd_table1", "PJD", ["Table 1", "ablation"]),
     ("vvs_table1", "VVS", ["Table 1"]),
     ("entropy_table1", "Entropy-aware decoding", ["Table 1"]),
     ("entropy_table2", "Entropy-aware decoding", ["Table 2", "ablation"]),

@@ -390,11 +390,13 @@ def test_every_axis_of_a_figure_has_a_label() -> None:
 
 def test_a_spread_is_shown_for_the_rows_that_have_it() -> None:
     row = _row(accepted_length_std="0.2", n="64", accepted_length_stderr="0.5")
-    expected = (1.11, 0.7101, layout.NORMAL95 * 0.5, layout.NORMAL95 * 0.0123)
-    assert figures.point(row, "accepted_length_mean", "clip_score") == pytest.approx(expected)
-    assert figures.half_width(_row(), "fid") == 0
+    t = 1.998341  # the quantile of Student's t with 63 degrees of freedom, from a table
+    assert figures.point(row, "accepted_length_mean", "clip_score") == pytest.approx(
+        (1.11, 0.7101, t * 0.5, t * 0.0123)
+    )
+    assert layout.half_width(_row(), "fid") == 0
     seeds = as_cells(pooled([{"fid": value, "fid_stderr": 9.0, "n": 64} for value in (1.0, 2.0, 3.0)]))
-    assert figures.half_width(seeds, "fid") == pytest.approx(4.302653 * 1 / 3**0.5)  # t with 2 degrees of freedom
+    assert layout.half_width(seeds, "fid") == pytest.approx(4.302653 * 1 / 3**0.5)  # t with 2 degrees of freedom
     [index] = [i for i, c in enumerate(TABLE.columns) if c.key == "speedup_latency"]
     rows = _all_rows() | {"eagle1": _row(speedup_latency_stderr="0.034")}
     sheet = _sheet(rows)
@@ -494,7 +496,7 @@ def test_the_difference_from_the_paper_is_of_the_same_model() -> None:
     sheet = layout.build(table, "llamagen_xl", rows, published, {}, "")
     [entry] = [e for e in sheet.entries if e.kind == "difference"]
     speed, length, fid, clip = entry.cells
-    assert (length.value, length.spread) == ("+0.05", "0.04")  # 1.80 - 1.75; 1.96 * 0.02
+    assert (length.value, length.spread) == ("+0.05", "0.04")  # 1.80 - 1.75; 2.00 * 0.02
     assert (speed.value, speed.spread, clip.value) == ("-0.07", "", "-0.0108")  # 1.10 - 1.17, 0.31 - 0.3208
     assert (fid.value, bool(fid.marks)) == ("", True)
     assert sheet.entries[sheet.entries.index(entry) - 1].kind == "published"

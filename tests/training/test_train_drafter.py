@@ -6,7 +6,6 @@ from __future__ import annotations
 import csv
 import json
 import multiprocessing
-import os
 import re
 from dataclasses import replace
 
@@ -18,6 +17,7 @@ import test_targets as families
 import torch
 from commands import row_of
 from safetensors.torch import load_file
+from train_in_process import train_as
 
 from specbench import cli
 from specbench.config import configuration, parameters, registry
@@ -266,28 +266,16 @@ def test_a_curve_drops_steps_after_the_saved_state(tmp_path):
     assert not (tmp_path / "none.csv").exists()
 
 
-def train_as(rank, port, words):
-    """Trains in a process of two, which torchrun would start with these variables."""
-    torch.set_num_threads(1)
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
-    place |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
-    os.environ.update(
-        {name: str(value) for name, value in place.items()}, OMP_NUM_THREADS="1", ACCELERATE_USE_CPU="true"
-    )
-    assert cli.main(["train", *words]) == 0
-    assert not torch.distributed.is_initialized()  # an open group can end the process with SIGABRT
-
-
 def test_two_processes_make_the_steps_of_one(tmp_path):
     """On the CPU: they share examples, batches and gradients. Both are forked from a new interpreter that has imported
-    this file: autograd's threads do not survive a fork of this process. This process has the store in which they meet,
-    as torchrun's would, so no port can be taken twice."""
+    their function: autograd's threads do not survive a fork of this process. This process has the store in which they
+    meet, as torchrun's would, so no port can be taken twice."""
     pytest.importorskip("accelerate")
     words = [*real("llamagen_xl", tmp_path), *SMALL, "drafter=eagle", "source=self", "noise=0", *FAST]
     single = trained([*words, f"out={tmp_path / 'one'}"])
     store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload([__name__])
+    server.set_forkserver_preload([train_as.__module__])
     both = [server.Process(target=train_as, args=(i, store.port, [*words, f"out={tmp_path / 'two'}"])) for i in (0, 1)]
     for process in both:
         process.start()

@@ -101,7 +101,7 @@ def test_target_and_drafter_learn_a_small_grammar(tmp_path):
     starts = np.random.default_rng(0).integers(0, 8, 256)
     tokens = ((starts[:, None] + np.arange(16)) % 8).astype(np.int16)
     features = torch.nn.functional.one_hot(torch.as_tensor(starts), 8)[:, None].expand(-1, 3, -1).to(torch.bfloat16)
-    recipe = Recipe(steps=80, batch=32, lr=5e-3, warmup=5)
+    recipe = Recipe(steps=40, batch=16, lr=5e-3, warmup=5)
     conditions = target.captioned(features, torch.device("cpu"))
     before = target.evaluate_target(model, tokens, conditions)["loss"]
     target.train_target("target", model, tokens, conditions, recipe, tmp_path)
@@ -120,12 +120,12 @@ def test_target_and_drafter_learn_a_small_grammar(tmp_path):
         assert after["top3"] >= after["top1_agreement"] > 0.8
         return after
 
-    learn("eagle", like_target(model), 60, 5e-3, dropout=0.3)
-    learn("medusa", medusa.like_target(model, heads=2), 100, 2e-2, dropout=0.3)
+    learn("eagle", like_target(model), 30, 5e-3, dropout=0.3)
+    learn("medusa", medusa.like_target(model, heads=2), 50, 2e-2, dropout=0.3)
     torch.manual_seed(1)
-    learn("draft_model", tiny.llamagen(side=4, vocab=8, seed=5).train().requires_grad_(True), 80, 5e-3)
+    learn("draft_model", tiny.llamagen(side=4, vocab=8, seed=5).train().requires_grad_(True), 40, 5e-3)
     dataset = LiveDataset(model.with_aux_hidden_layers((0, 1)), tokens, conditions)
-    reached = learn("eagle3", like_target(model, (0, 1)), 60, 5e-3, unroll_steps=2, regression=0.0, noise=0.0)
+    reached = learn("eagle3", like_target(model, (0, 1)), 30, 5e-3, unroll_steps=2, regression=0.0, noise=0.0)
     assert reached["tv_2"] < 0.5  # on its own outputs, too
     network = dflash.like_target(model, block_size=4)
     dataset = LiveDataset(model.with_aux_hidden_layers(network.cfg.aux_hidden_layers), tokens, conditions)

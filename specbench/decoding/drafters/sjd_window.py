@@ -99,8 +99,9 @@ def coupled(
     from [q(y), p(y)). Verification is the same test, with the same g. So a token survives all steps with min_j p_j(y) /
     p_0(y), the most that any coupling can give.
 
-    "threshold" keeps the token if p / q > tau, and otherwise draws from p (SJD++, arXiv 2512.07503). This is not exact:
-    a kept token was not drawn from p, the distribution that is recorded for it from then on.
+    "threshold" keeps the token if p / q > tau, and otherwise draws from p (SJD++, arXiv 2512.07503; tau = 0.5 in
+    boyaliao/PJD@e7b93ad3 and Haodong-Lei-Ray/PathSpec@8a3df48). This is not exact: a kept token was not drawn from p,
+    the distribution that is recorded for it from then on.
     """
     p_token, q_token = at(p, window.token), at(window.q, window.token)
     if coupling == "threshold":

@@ -64,7 +64,7 @@ class WindowState:
     path: Tensor
     length: Tensor
 
-    constants = ("uniform", "valid", "sampled", "following")
+    constants: ClassVar[tuple[str, ...]] = ("uniform", "valid", "sampled", "following")
 
     def buffers(self) -> Buffers:
         names = ("tokens", "probs", "heights", "past", "drafted", "p", "path", "length")

@@ -40,6 +40,9 @@ class Draft:
     heights (B, M) float32 or None: if not negative, the number in [0, 1) that decides on a node, instead of a new one.
         Given the draft it must be uniform and independent of everything that determines the target's distribution of
         the node.
+    node_probs (B, M - 1, V) float32 or None: for each node after the root its own distribution, if siblings were drawn
+        independently of each other. `probs` then has the first children's. Only token-wise verification, and that of
+        chains, support it.
     unverified (B, M) bool or None: nodes that are accepted in any case, each the only valid child of its parent. Only
         token-wise verification supports them.
     greedy (B,) bool or None: images whose next token is the most probable one, not a sample.
@@ -55,6 +58,7 @@ class Draft:
     valid: Tensor
     sampled: Tensor | None = None
     heights: Tensor | None = None
+    node_probs: Tensor | None = None
     unverified: Tensor | None = None
     greedy: Tensor | None = None
     parallel_positions: ParallelPositions | None = None
@@ -173,16 +177,25 @@ class Verified:
     def check_exact(self, verification: str, rules: tuple[str, ...] = ("exact",)) -> None:
         """Raises UsageError for a rule that is not among `rules`, and for drafts that only token-wise verification
         treats correctly."""
-        setting = f"verification={verification}"
-        if self.rule not in rules:
-            raise UsageError(
-                f"{setting} is defined only for rule {' or '.join(rules)}, and the method has rule {self.rule}: use"
-                f" verification=token, or rule={rules[0]}"
-            )
+        self.check_rule(verification, rules)
         if self.shape.carries_over:
             raise UsageError(
-                f"{setting} decides by all draft tokens of a step, so tokens that drafter {self.drafter} carries over"
-                " to the next step would no longer have the distribution they were drawn from: use verification=token"
+                f"verification={verification} decides by all draft tokens of a step, so tokens that drafter"
+                f" {self.drafter} carries over to the next step would no longer have the distribution they were drawn"
+                " from: use verification=token"
+            )
+        if self.shape.independent:
+            raise UsageError(
+                f"verification={verification} expects siblings that are drawn from one distribution, and drafter"
+                f" {self.drafter} draws each from its own: use verification=token"
+            )
+
+    def check_rule(self, verification: str, rules: tuple[str, ...] = ("exact",)) -> None:
+        """Raises UsageError for a rule that is not among `rules`."""
+        if self.rule not in rules:
+            raise UsageError(
+                f"verification={verification} is defined only for rule {' or '.join(rules)}, and the method has rule"
+                f" {self.rule}: use verification=token, or rule={rules[0]}"
             )
 
 

@@ -26,13 +26,16 @@ from specbench.engine.ops import take
 class TokenWise(Verification):
     """The children of all inner nodes are verified in parallel (their random numbers are independent), one sibling
     after the other. Then the accepted path is read from the results. For exact rules the tokens have the target's
-    distribution: for chains by Cool-SD, Theorem 1; for trees by recursion over siblings drawn without replacement."""
+    distribution: for chains by Cool-SD, Theorem 1; for trees by recursion over siblings, drawn without replacement or
+    each from its own distribution."""
 
     name = "token"
 
     def decide(self, case: Case) -> VerificationResult:
         p, draft, rule, kernels = case.p, case.draft, case.rule, case.kernels
         relaxation = None if kernels is None else rule.relaxation()
+        if isinstance(relaxation, Threshold) and draft.node_probs is not None:
+            relaxation = None  # its kernel reads one distribution for all siblings
         if kernels is not None and isinstance(relaxation, Threshold):
             return VerificationResult(*kernels.verify_longest(p, case.decided_by, draft, case.numbers, relaxation))
         if kernels is not None and relaxation is not None:
@@ -70,6 +73,8 @@ def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Ten
         token, depth = draft.tokens.gather(1, node), depths.gather(1, node)
         r, q_m, undecided = _head(residual, parents), _head(q, parents), _head(accepted_child, parents)
         live = (child >= 0) & draft.valid.gather(1, node) & (undecided < 0)
+        if m > 0 and draft.node_probs is not None:
+            q_m = take(draft.node_probs, (node - 1).clamp_min(0))
         if draft.sampled is not None:
             sampled = draft.sampled.gather(1, node)
             q_m = torch.where(sampled.unsqueeze(-1), q_m, one_hot(token, vocab))
@@ -84,7 +89,7 @@ def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Ten
         accepted_child = _with_head(accepted_child, torch.where(accepted, child, undecided))
         rejected = (live & ~accepted).unsqueeze(-1)
         residual = _with_head(residual, torch.where(rejected, left, r))
-        if m + 1 < tree.width:  # the next sibling was drawn from the rest
+        if m + 1 < tree.width and draft.node_probs is None:  # the next sibling was drawn from the rest
             q, token, rejected = (_head(x, tree.parents_per_rank[m + 1]) for x in (q, token, rejected))
             q = torch.where(rejected, without(q, token), q)
     if passed:

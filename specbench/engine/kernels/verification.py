@@ -33,13 +33,13 @@ def _left(r_row, q_row, at, vocabulary, token, sampled, omega, low, RESIDUAL: tl
 
 @triton.jit
 def _verify(
-    DRAFT, TREE, U, VALUES, NEAR, VERDICT, REST, WORK, sizes, deepest, near_stride, cleared, k, limit,
+    DRAFT, TREE, U, OWN, VALUES, NEAR, VERDICT, REST, WORK, sizes, deepest, near_stride, cleared, k, limit,
     WIDTH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, BLOCK: tl.constexpr, RESIDUAL: tl.constexpr,
     MEASURE: tl.constexpr, CLOSED: tl.constexpr, NEAR_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One image, from the root down, one sibling after the other. NEXT holds the residual distribution of the node
-    whose children are tried, once one of them was rejected; REST the distribution that the next sibling was drawn from;
-    WORK a residual distribution before it is normalised."""
+    whose children are tried, once one of them was rejected; REST the distribution that the next sibling was drawn from,
+    unless OWN has the distribution of every node; WORK a residual distribution before it is normalised."""
     P, Q, TOKENS, VALID, SAMPLED = DRAFT
     PATH, LENGTH, CHOSEN, NEXT, FIRST = VERDICT
     nodes, inner, height, tree_rows, vocabulary = sizes
@@ -55,6 +55,8 @@ def _verify(
     while inner_index >= 0:
         child = tl.load(children + inner_index * WIDTH + rank)
         at = tl.maximum(child, 0)
+        if OWN is not None:
+            q_row = OWN + (row * (nodes - 1) + tl.maximum(at - 1, 0)) * vocabulary
         token, sampled = tl.load(TOKENS + here + at), tl.load(SAMPLED + here + at) != 0
         omega = tl.full([], 1.0, tl.float32)
         if VALUES is not None:
@@ -120,7 +122,7 @@ def _verify(
                         tl.store(next_row + i, left / mass, mask=i < vocabulary)
                     r_row = next_row
                     untouched = untouched * 0
-                if WIDTH > 1:
+                if (WIDTH > 1) and (OWN is None):
                     kids = tl.load(
                         children + inner_index * WIDTH + ranks, mask=(ranks >= rank) & (ranks < WIDTH), other=-1
                     )
@@ -164,7 +166,7 @@ def verify(p: Tensor, draft: Any, u: Tensor, relaxation: Any) -> Written:
     work = next_probs if relaxation.neighbours is None else torch.empty_like(next_probs)
     near, stride, cleared, k, limit, *bound = near_constants(relaxation.neighbours)
     launch.start(_verify, (len(p),),
-        arguments, topology, u.contiguous(), values, near, verdict, rest, work, sizes,
+        arguments, topology, u.contiguous(), draft.node_probs, values, near, verdict, rest, work, sizes,
         0 if values is None else len(values) - 1, stride, cleared, k, limit, tree.width,
         triton.next_power_of_2(tree.width), triton.next_power_of_2(tree.height + 1),
         min(_BLOCK, triton.next_power_of_2(p.shape[2])), relaxation.residual, *bound, **_OPTIONS,
