@@ -288,7 +288,9 @@ class Stages:
             model,
             lambda: target.train_target("target", model, codes, conditions, self.recipes["target"], self.work),
         )
-        self.statistics["target"] |= target.evaluate_target(model, held[: self.budget.evaluated], held_conditions)
+        measured = target.evaluate_target(model, held[: self.budget.evaluated], held_conditions)
+        measured["bits_per_pixel"] = measured["bits_per_token"] * held.shape[1] / self.world.size**2
+        self.statistics["target"] |= measured
         return model
 
     def _drafter(self, stage: str) -> None:
