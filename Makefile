@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run test test-image-reward mutants pages check-pages evidence tables bench gpu train-scenes train-textures lint format docs clean
+.PHONY: help run test test-image-reward mutants pages check-pages evidence tables bench gpu train-scenes train-textures train-fashion lint format docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' Makefile
@@ -47,6 +47,9 @@ train-scenes: $(READY) ## rebuild the embedded models from nothing; resumes wher
 
 train-textures: $(READY) ## the same for the models of the second world
 	"$(BIN)/python" -m tools.scenes --world textures $(ARGS)
+
+train-fashion: $(READY) ## the same for the model of photographs (needs Debian's package dataset-fashion-mnist)
+	"$(BIN)/python" -m tools.scenes --world fashion $(ARGS)
 
 test: $(DEV) ## format check, lint, types, then every test (ARGS="-k name" for some; WORKERS=4 for more processes)
 	@scripts/browser.sh & browser=$$!; $(MAKE) --no-print-directory lint && wait $$browser

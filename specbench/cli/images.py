@@ -29,8 +29,8 @@ if TYPE_CHECKING:
         },
         "n=": Argument(
             "text",
-            "number of prompts of the data set (default, and n=all: every prompt; for scenes, scenes_classes,"
-            " scenes_geneval and imagenet: one for each image)",
+            "number of prompts of the data set (default, and n=all: every prompt; for scenes, textures,"
+            " fashion, scenes_classes, scenes_geneval and imagenet: one for each image)",
         ),
         "seed=": Argument("text", "which prompts, see specbench run"),
         "partial=": Argument("flag", "true: score the images although some prompts have none", default="false"),

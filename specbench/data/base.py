@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -70,6 +71,24 @@ def spread(classes: int, wanted: PromptSelection) -> list[tuple[int, int, str]]:
     order = sorted(range(classes), key=lambda label: key("class", wanted.seed, label))
     rounds = ((i, order[i % classes], i // classes) for i in wanted.drawn)
     return [(i, label, f"{label}-{round_}") for i, label, round_ in rounds]
+
+
+def class_numbers(prompts: Sequence[str], names: Sequence[str], model: str, advice: str) -> list[int]:
+    """The classes that the prompts name by their words or numbers. Raises UsageError, with the name of the model and
+    advice on how to name a class, for a prompt without a class."""
+    return [_class_number(prompt, names, model, advice) for prompt in prompts]
+
+
+def _class_number(prompt: str, names: Sequence[str], model: str, advice: str) -> int:
+    words = " ".join(prompt.lower().split())
+    if words in names:
+        return names.index(words)
+    if re.fullmatch("[0-9]{1,6}", words) and int(words) < len(names):
+        return int(words)
+    raise UsageError(
+        f"{model} draws classes, and '{prompt[:40]}' is not one of them: {advice}, or a number from 0 to"
+        f" {len(names) - 1}"
+    )
 
 
 def find(wanted: PromptSelection, *names: str, how: str = "") -> Path:

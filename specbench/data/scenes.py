@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specbench.data.worlds import Sample, Wording, World, rgb
+from specbench.data.worlds import DrawnWorld, Sample, Wording, rgb
 
 SIZE = 64  # pixels per side
 MAX_OBJECTS = 3
@@ -243,7 +243,7 @@ def draw(s: Sample, portrait: bool = False) -> np.ndarray:
     return (np.clip(image, 0, 1) * 255 + 0.5).astype(np.uint8)
 
 
-WORLD = World(
+WORLD = DrawnWorld(
     name="scenes",
     size=SIZE,
     shared={"layout": LAYOUTS, "background": BACKGROUNDS},

@@ -15,7 +15,6 @@ import numpy as np
 from specbench.config.run_config import PromptSelection
 from specbench.data import base, scenes, worlds
 from specbench.data.base import Item
-from specbench.errors import UsageError
 
 #: Class number -> name: shape by shape, in the order of `scenes.SHAPES` and `scenes.COLOURS`.
 NAMES = tuple(f"{colour} {shape}" for shape in scenes.SHAPES for colour in scenes.COLOURS)
@@ -49,29 +48,13 @@ def numbers_of(labels: np.ndarray) -> np.ndarray:
     return np.where(labels[:, _LAYOUT] == _SINGLE, numbers, -1)
 
 
-def number_of(prompt: str) -> int | None:
-    """The class that a prompt names by its words or its number, or None."""
-    words = prompt.lower().split()
-    if len(words) == 1 and words[0].isascii() and words[0].isdigit() and len(words[0]) <= 6:
-        return int(words[0]) if int(words[0]) < len(NAMES) else None
-    name = " ".join(words)
-    return NAMES.index(name) if name in NAMES else None
-
-
 def numbers_in(prompts: Sequence[str], model: str) -> list[int]:
-    """The classes that the prompts name. Raises UsageError, with the name of the model, for a prompt without a
-    class."""
-    numbers = []
-    for prompt in prompts:
-        number = number_of(prompt)
-        if number is None:
-            raise UsageError(
-                f"{model} draws one object, and '{prompt[:40]}' is not one of its classes: name a colour"
-                f" ({', '.join(scenes.COLOURS)}) and a shape ({', '.join(scenes.SHAPES)}), such as 'red circle', or"
-                f" a number from 0 to {len(NAMES) - 1}; data=scenes_classes has them all"
-            )
-        numbers.append(number)
-    return numbers
+    """The classes that the prompts name; see `base.class_numbers`."""
+    advice = (
+        f"name a colour ({', '.join(scenes.COLOURS)}) and a shape ({', '.join(scenes.SHAPES)}), such as 'red circle'"
+        " (data=scenes_classes has them all)"
+    )
+    return base.class_numbers(prompts, NAMES, model, advice)
 
 
 def portraits(split: str, n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

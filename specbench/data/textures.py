@@ -18,7 +18,7 @@ from functools import cache
 
 import numpy as np
 
-from specbench.data.worlds import Sample, Wording, World, rgb
+from specbench.data.worlds import DrawnWorld, Sample, Wording, rgb
 
 SIZE = 64  # pixels per side
 MAX_REGIONS = 3
@@ -345,7 +345,7 @@ def _moved(field: Field, by: np.ndarray) -> Field:
     return field[rows][:, columns]
 
 
-WORLD = World(
+WORLD = DrawnWorld(
     name="textures",
     size=SIZE,
     shared={"layout": LAYOUTS, "light": LIGHTS, "contrast": CONTRASTS},

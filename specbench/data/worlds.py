@@ -1,8 +1,8 @@
-"""The embedded worlds: captioned pictures that are drawn from a seed.
+"""The embedded worlds: captioned pictures that are drawn from a seed, and photographs of classes.
 
-A world has attributes. Shared attributes describe the whole picture; the layout is the first of them. The others exist
-once per slot: an object, or a region. A *description* of a picture states all attributes. Its caption says the same in
-words. Everything else about the picture is drawn at random.
+A world has attributes. Shared attributes describe the whole picture. The others exist once per slot: an object, or a
+region. A *description* of a picture states all attributes. In a drawn world, the layout is the first attribute, the
+caption says the same as the description in words, and everything else about the picture is drawn at random.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
 from typing import Any, Protocol
@@ -27,10 +27,8 @@ ABSENT = -1  # label of an attribute that the picture does not have
 
 
 class Description(Protocol):
-    """The attributes of a picture, which its caption states. Its `repr` decides the split."""
+    """The attributes of a picture, which its caption states. In a drawn world, its `repr` decides the split."""
 
-    @property
-    def layout(self) -> str: ...
     def labels(self) -> list[int]:
         """One class index per attribute of the world; `ABSENT` if the picture does not have the attribute."""
         ...
@@ -38,7 +36,8 @@ class Description(Protocol):
 
 @dataclass(frozen=True)
 class Sample:
-    """One entry of a split: its description, its caption, and the generator state that draws its image."""
+    """One entry of a split: its description, its caption and, in a drawn world, the generator state that draws its
+    image."""
 
     index: int
     scene: Any  # a Description
@@ -50,21 +49,26 @@ class Sample:
 class World:
     """An embedded world.
 
-    size: pixels per side; shared, slot: attribute -> its choices, for the picture and for each of its `slots` slots;
-    positions: layout -> the positions of its slots; describe, caption, draw: functions that give a description, its
-    caption, and the image (size, size, 3) uint8 of a sample; key: of the random generators.
+    size: pixels per side; draw: a function that gives the image (size, size, 3) uint8 of a sample; shared, slot:
+    attribute -> its choices, for the picture and for each of its `slots` slots; positions: layout -> the positions of
+    its slots.
     """
 
     name: str
     size: int
-    shared: Mapping[str, tuple[str, ...]]
-    slot: Mapping[str, tuple[str, ...]]
-    slots: int
-    positions: Mapping[str, tuple[str, ...]]
-    describe: Callable[[np.random.Generator], Description]
-    caption: Callable[[Any, np.random.Generator], str]
     draw: Callable[[Sample], np.ndarray]
-    key: int = 0
+    shared: Mapping[str, tuple[str, ...]]
+    slot: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    slots: int = 0
+    positions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def sample(self, split: str, index: int, seed: int = 0) -> Sample:
+        """The `index`-th entry of `split`. The same arguments always give the same entry."""
+        raise NotImplementedError
+
+    def items(self, wanted: PromptSelection) -> list[Item]:
+        """The prompts of a selection."""
+        raise NotImplementedError
 
     @cached_property
     def attributes(self) -> dict[str, tuple[str, ...]]:
@@ -103,8 +107,34 @@ class World:
                 out[rows, to : to + width] = labels[rows, start : start + width]
         return out
 
+    def render(self, split: str, indices: Sequence[int], seed: int = 0) -> tuple[np.ndarray, list[str], np.ndarray]:
+        """Images (N, size, size, 3) uint8, captions, and labels (N, attributes) int64 of these entries of a split."""
+        samples = [self.sample(split, int(i), seed) for i in indices]
+        labels = np.array([s.scene.labels() for s in samples], dtype=np.int64)
+        return np.stack([self.draw(s) for s in samples]), [s.caption for s in samples], labels
+
+    @cached_property
+    def vocabulary(self) -> tuple[str, ...]:
+        """All words that a caption can contain, sorted. Deterministic, so a text encoder's word ids never change. The
+        first use takes a second."""
+        found = {word for index in range(4000) for word in words(self.sample("train", index).caption)}
+        return tuple(sorted(found))
+
+    def describes(self, labels: Sequence[int] | None) -> bool:
+        """Whether the labels are attributes of this world."""
+        return labels is not None and len(labels) == len(self.attributes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnWorld(World):
+    """A world whose pictures are drawn. describe, caption: functions that give a description, and its caption; key: of
+    the random generators."""
+
+    describe: Callable[[np.random.Generator], Description]
+    caption: Callable[[Any, np.random.Generator], str]
+    key: int = 0
+
     def sample(self, split: str, index: int, seed: int = 0) -> Sample:
-        """The `index`-th entry of `split`. The same arguments always give the same entry."""
         if split not in SPLITS:
             raise ValueError(f"{self.name} has no split '{split}' (it has: {', '.join(SPLITS)})")
         validation = split == "validation"
@@ -124,23 +154,6 @@ class World:
         return [
             Item(s.index, s.caption, tuple(s.scene.labels()), str(s.index), category=s.scene.layout) for s in samples
         ]
-
-    def render(self, split: str, indices: Sequence[int], seed: int = 0) -> tuple[np.ndarray, list[str], np.ndarray]:
-        """Images (N, size, size, 3) uint8, captions, and labels (N, attributes) int64 of these entries of a split."""
-        samples = [self.sample(split, int(i), seed) for i in indices]
-        labels = np.array([s.scene.labels() for s in samples], dtype=np.int64)
-        return np.stack([self.draw(s) for s in samples]), [s.caption for s in samples], labels
-
-    @cached_property
-    def vocabulary(self) -> tuple[str, ...]:
-        """All words that a caption can contain, sorted. Deterministic, so a text encoder's word ids never change. The
-        first use takes a second."""
-        found = {word for index in range(4000) for word in words(self.sample("train", index).caption)}
-        return tuple(sorted(found))
-
-    def describes(self, labels: Sequence[int] | None) -> bool:
-        """Whether the labels are attributes of this world."""
-        return labels is not None and len(labels) == len(self.attributes)
 
 
 def is_validation(description: Description) -> bool:
@@ -175,7 +188,7 @@ class Wording:
         return self.one_of(self.synonyms.get(name, (name,)))
 
 
-NAMES = ("scenes", "textures")
+NAMES = ("scenes", "textures", "fashion")
 
 
 def world(name: str) -> World:

@@ -82,7 +82,7 @@ class EmbeddedMetric(Metric):
         return kept
 
 
-@lru_cache(maxsize=6)  # three for each of two worlds
+@lru_cache(maxsize=8)  # three for each drawn world, two for photographs
 def _on_cpu(path: Path, file_digest: str, kind: Any) -> Any:
     """An evaluator of class `kind`, whose file has this digest."""
     from specbench.models import evaluators as ev

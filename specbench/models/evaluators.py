@@ -28,17 +28,18 @@ from specbench.models.text import TextConfig, TextEncoder
 @dataclass(frozen=True, kw_only=True)
 class WorldShape:
     """The shape of a network's world: the numbers of choices of the shared attributes and of the attributes of a slot,
-    and the number of slots. Files without these fields are networks of scenes."""
+    the number of slots, and the images' pixels per side. Files without these fields are networks of scenes."""
 
     shared: tuple[int, ...] = tuple(map(len, scenes.WORLD.shared.values()))
     slot: tuple[int, ...] = tuple(map(len, scenes.WORLD.slot.values()))
     slots: int = scenes.WORLD.slots
+    size: int = scenes.WORLD.size
 
 
 def shape_of(world: worlds.World) -> dict[str, Any]:
     """The fields of `WorldShape`."""
     sizes = (tuple(map(len, attributes.values())) for attributes in (world.shared, world.slot))
-    return dict(zip(("shared", "slot", "slots"), (*sizes, world.slots), strict=True))
+    return dict(zip(("shared", "slot", "slots", "size"), (*sizes, world.slots, world.size), strict=True))
 
 
 def as_input(images: Tensor) -> Tensor:
@@ -64,7 +65,7 @@ class _Residual(nn.Module):
 
 
 class _Trunk(nn.Module):
-    """Images (B, 3, 64, 64) -> maps (B, w1, 16, 16) and (B, w2, 8, 8)."""
+    """Images (B, 3, size, size) -> maps (B, w1, size / 4, size / 4) and (B, w2, size / 8, size / 8)."""
 
     def __init__(self, widths: tuple[int, int, int]) -> None:
         super().__init__()
@@ -77,32 +78,42 @@ class _Trunk(nn.Module):
         return fine, self.coarse(fine)
 
 
+@dataclass(frozen=True)
+class _TrunkConfig(WorldShape):
+    widths: tuple[int, int, int] = (32, 64, 96)
+    dim: int = 96
+
+
 class _SlotTrunk(nn.Module):
-    """Images (B, 3, 64, 64) -> the scene (B, dim) and its slots (B, slots, dim).
+    """Images (B, 3, size, size) -> the scene (B, dim) and its slots (B, slots, dim).
 
     The layout determines which slot is the first, so the slots' queries are computed from the scene vector. They attend
-    to the 16 x 16 map, whose keys contain their position.
+    to the fine map, whose keys contain their position.
     """
 
-    def __init__(self, widths: tuple[int, int, int], dim: int, slots: int) -> None:
+    def __init__(self, cfg: _TrunkConfig) -> None:
         super().__init__()
-        self.slots = slots
-        _, b, c = widths
-        self.trunk = _Trunk(widths)
+        self.slots, dim = cfg.slots, cfg.dim
+        _, b, c = cfg.widths
+        self.trunk = _Trunk(cfg.widths)
         self.squeeze = nn.Conv2d(c, 16, 1)
-        self.scene = nn.Sequential(nn.Linear(16 * 64 + 2 * c, dim), nn.ReLU(inplace=True))
+        self.scene = nn.Sequential(nn.Linear(16 * (cfg.size // 8) ** 2 + 2 * c, dim), nn.ReLU(inplace=True))
+        if not self.slots:
+            return
         self.from_fine, self.from_coarse = nn.Conv2d(b, dim, 1), nn.Conv2d(c, dim, 1)
-        self.positions = nn.Parameter(torch.empty(256, dim))
+        self.positions = nn.Parameter(torch.empty((cfg.size // 4) ** 2, dim))
         nn.init.normal_(self.positions, std=0.02)
-        self.query = nn.Linear(dim, slots * dim)
+        self.query = nn.Linear(dim, self.slots * dim)
         self.slot = nn.Sequential(nn.Linear(2 * dim, dim), nn.ReLU(inplace=True))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         fine, coarse = self.trunk(x)
         pooled = [self.squeeze(coarse).flatten(1), coarse.mean((2, 3)), coarse.amax((2, 3))]
         scene = self.scene(torch.cat(pooled, 1))
+        if not self.slots:
+            return scene, scene.new_empty(len(scene), 0, scene.shape[1])
         local = self.from_fine(fine) + F.interpolate(self.from_coarse(coarse), scale_factor=2.0, mode="nearest")
-        local = F.relu(local).flatten(2).transpose(1, 2)  # (B, 256, dim)
+        local = F.relu(local).flatten(2).transpose(1, 2)  # (B, (size / 4)^2, dim)
         queries = self.query(scene).unflatten(1, (self.slots, -1))
         # no projection of keys and values: the linear maps before and after the attention can do the same at lower cost
         attended = F.scaled_dot_product_attention(queries, local + self.positions.to(local.dtype), local)
@@ -110,9 +121,7 @@ class _SlotTrunk(nn.Module):
 
 
 @dataclass(frozen=True)
-class ClassifierConfig(WorldShape):
-    widths: tuple[int, int, int] = (32, 64, 96)
-    dim: int = 96
+class ClassifierConfig(_TrunkConfig):
     part: int = 16  # features of the scene, and of each slot
 
 
@@ -126,18 +135,22 @@ class Classifier(nn.Module):
         super().__init__()
         self.cfg = cfg
         self.num_features = (1 + cfg.slots) * cfg.part
-        self.trunk = _SlotTrunk(cfg.widths, cfg.dim, cfg.slots)
-        # unit variance of every feature over the training images: a scale that training cannot change
-        self.of_scene, self.of_slot = (
-            nn.Sequential(nn.Linear(cfg.dim, cfg.part), nn.BatchNorm1d(cfg.part, affine=False)) for _ in range(2)
-        )
-        self.read_scene = nn.Linear(cfg.part, sum(cfg.shared) + 2)
-        self.read_slot = nn.Linear(cfg.part, sum(cfg.slot))
+        self.trunk = _SlotTrunk(cfg)
+        self.of_scene, self.read_scene = self._features(), nn.Linear(cfg.part, sum(cfg.shared) + 2)
+        if cfg.slots:
+            self.of_slot, self.read_slot = self._features(), nn.Linear(cfg.part, sum(cfg.slot))
+
+    def _features(self) -> nn.Module:
+        """Features of unit variance over the training images: a scale that training cannot change."""
+        return nn.Sequential(nn.Linear(self.cfg.dim, self.cfg.part), nn.BatchNorm1d(self.cfg.part, affine=False))
 
     def features(self, images: Tensor) -> Tensor:
-        """Features (N, 64) of images (N, 3, 64, 64) in [-1, 1]: 16 of the scene, 16 of each slot."""
+        """Features (N, 64) of images (N, 3, size, size) in [-1, 1]: `part` of the scene, and of each slot."""
         scene, slots = self.trunk(images)
-        return torch.cat([self.of_scene(scene), self.of_slot(slots.flatten(0, 1)).view(len(images), -1)], 1)
+        features: Tensor = self.of_scene(scene)
+        if self.cfg.slots:
+            features = torch.cat([features, self.of_slot(slots.flatten(0, 1)).view(len(images), -1)], 1)
+        return features
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Logits (N, choices) per attribute of the world."""
@@ -153,9 +166,8 @@ class Classifier(nn.Module):
 
 
 @dataclass(frozen=True)
-class ReaderConfig(WorldShape):
-    widths: tuple[int, int, int] = (32, 64, 96)
-    dim: int = 96
+class ReaderConfig(_TrunkConfig):
+    pass
 
 
 class AttributeReader(nn.Module):
@@ -164,26 +176,26 @@ class AttributeReader(nn.Module):
     def __init__(self, cfg: ReaderConfig) -> None:
         super().__init__()
         self.cfg = cfg
-        self.trunk = _SlotTrunk(cfg.widths, cfg.dim, cfg.slots)
+        self.trunk = _SlotTrunk(cfg)
         self.of_scene = nn.Linear(cfg.dim, sum(cfg.shared))
-        self.of_slot = nn.Linear(cfg.dim, sum(cfg.slot))
+        if cfg.slots:
+            self.of_slot = nn.Linear(cfg.dim, sum(cfg.slot))
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Logits (N, choices) per attribute of the world, from images (N, 3, 64, 64) in [-1, 1].
+        """Logits (N, choices) per attribute of the world, from images (N, 3, size, size) in [-1, 1].
 
         The logits of a slot are only meaningful if the image has this object.
         """
         scene, slots = self.trunk(images)
         out = list(self.of_scene(scene).split(self.cfg.shared, -1))
-        for logits in self.of_slot(slots).unbind(1):
-            out += logits.split(self.cfg.slot, -1)
+        if self.cfg.slots:
+            for logits in self.of_slot(slots).unbind(1):
+                out += logits.split(self.cfg.slot, -1)
         return out
 
 
 @dataclass(frozen=True)
-class TwoTowerConfig(WorldShape):
-    widths: tuple[int, int, int] = (32, 64, 96)
-    dim: int = 96
+class TwoTowerConfig(_TrunkConfig):
     embedding: int = 64
     vocabulary: tuple[str, ...] = ()
     text_dim: int = 96
@@ -197,7 +209,7 @@ class TwoTower(nn.Module):
     def __init__(self, cfg: TwoTowerConfig) -> None:
         super().__init__()
         self.cfg = cfg
-        self.image_trunk = _SlotTrunk(cfg.widths, cfg.dim, cfg.slots)
+        self.image_trunk = _SlotTrunk(cfg)
         self.image_out = nn.Linear((1 + cfg.slots) * cfg.dim, cfg.embedding)
         text = TextConfig(cfg.vocabulary, cfg.text_dim, cfg.text_layers, max_words=cfg.max_words, tokens=1, classes=1)
         self.text = TextEncoder(text)
@@ -211,7 +223,7 @@ class TwoTower(nn.Module):
         return self.log_scale.clamp(max=4.6052).exp()
 
     def embed_images(self, images: Tensor) -> Tensor:
-        """Unit vectors (N, 64) of images (N, 3, 64, 64) in [-1, 1]."""
+        """Unit vectors (N, 64) of images (N, 3, size, size) in [-1, 1]."""
         scene, slots = self.image_trunk(images)
         return F.normalize(self.image_out(torch.cat([scene, slots.flatten(1)], 1)).float(), dim=-1)
 

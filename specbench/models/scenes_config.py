@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specbench.data import worlds
+from specbench.data import fashion, worlds
 from specbench.models.llamagen import LlamaGenConfig
 from specbench.models.mar import MARConfig
 from specbench.models.text import TextConfig
@@ -22,7 +22,7 @@ DRAFT = replace(TARGET, dim=96, n_layer=2, n_head=3, ffn_hidden=256)
 
 @dataclass(frozen=True)
 class WorldConfig:
-    """Shapes of the networks of a world's text-to-image model."""
+    """Shapes of the networks of a world's model. Its target reads captions or, with num_classes > 0, classes."""
 
     tokenizer: VQConfig
     target: LlamaGenConfig
@@ -41,6 +41,11 @@ WORLDS = {
         replace(VQ, ch=24, codebook_size=8192),
         replace(TARGET, vocab_size=8192),
         replace(TARGET, vocab_size=8192, dim=64, n_layer=1, n_head=2, ffn_hidden=192),
+    ),
+    "fashion": WorldConfig(  # two levels: 16 x 16 tokens of 32 x 32 pixels
+        replace(VQ, ch_mult=(1, 2)),
+        replace(TARGET, cls_token_num=1, num_classes=len(fashion.NAMES)),
+        replace(DRAFT, cls_token_num=1, num_classes=len(fashion.NAMES)),
     ),
 }
 

@@ -47,7 +47,7 @@ def _examples(plan: TrainingPlan, classes: int) -> list[ExamplePrompt]:
                 f"source=pairs needs images, but data={cfg.data} has no images: name their folder with"
                 " images=DIR, or let the target draw them with source=self"
             )
-        split = cfg.own["split"]
+        split = cfg.own.get("split", "train")  # a data set of classes has none
         drawn = (worlds.world(cfg.data).sample(split, i) for i in range(plan["n"]))
         return [ExamplePrompt(str(s.index), s.caption, _Drawn(cfg.data, split, s.index)) for s in drawn]
     folder = home.expanded(plan["images"])

@@ -22,7 +22,7 @@ TABLE: dict[str, Parameter] = {
     "recipe": Parameter(
         "string",
         "the recipe with the defaults of the other arguments: lantern for LlamaGen; coolsd for other real targets;"
-        " scenes and textures for the embedded targets",
+        " scenes, textures and fashion for the embedded targets",
     ),
     "out": Parameter("path", "folder of the weights, their card, the curves, the examples and the state for resuming"),
     "examples": Parameter("path", "folder of the examples, for trainings that share them", null="examples/ in out"),

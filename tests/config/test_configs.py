@@ -80,11 +80,12 @@ def test_a_real_model_has_nothing_of_an_embedded_world() -> None:
 
 
 def test_embedded_models_have_their_own_world() -> None:
-    scenes, textures = ([f"{world}_{metric}" for metric in ("fid", "clip", "reward")] for world in worlds.NAMES)
-    models = {"llamagen_scenes": "scenes", "mar_scenes": "scenes_classes", "llamagen_textures": "textures"}
-    for model, data in models.items():
+    scored = {world: [f"{world}_{metric}" for metric in ("fid", "clip", "reward")] for world in worlds.NAMES}
+    scored["fashion"].remove("fashion_clip")
+    models = {"llamagen_scenes": "scenes", "mar_scenes": "scenes_classes"}
+    for model, data in {**models, "llamagen_textures": "textures", "llamagen_fashion": "fashion"}.items():
         cfg = configuration.compose([f"model={model}"])
-        assert (cfg.data, cfg.get("metrics")) == (data, textures if data == "textures" else scenes)
+        assert (cfg.data, cfg.get("metrics")) == (data, scored[data.removesuffix("_classes")])
 
 
 #: Other arguments that a choice needs.
@@ -95,8 +96,8 @@ def test_every_choice_of_the_other_groups_composes() -> None:
     for group in [g for g in parameters.groups() if g not in ("method", "rule", "drafter", "experiment", "protocol")]:
         for choice in parameters.choices(group):
             needed = NEEDED.get(choice, [])
-            if group == "metrics" and choice.startswith("textures"):
-                needed = ["model=llamagen_textures"]
+            if group == "metrics" and (world := choice.partition("_")[0]) in worlds.NAMES:
+                needed = [f"model=llamagen_{world}"]
             cfg = configuration.compose([f"{group}={choice}", *needed])
             assert group == "metrics" or getattr(cfg, group) == choice, (group, choice)
 
@@ -275,7 +276,7 @@ def _by_hydra(choices: composition.Choices) -> dict[str, object]:
         return configuration._by_hydra(parameters.conf_dir(), tuple(words))
 
 
-FURTHER = 6  # choices of a preset with another drafter and rule
+FURTHER = 8  # choices of a preset with another drafter and rule
 
 
 def _choices() -> list[composition.Choices]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+import photographs
 import pytest
 import test_targets as families
 import torch
@@ -20,6 +21,7 @@ from train_in_process import train_as
 
 from specbench import cli
 from specbench.config import configuration, parameters, registry
+from specbench.data import fashion
 from specbench.decoding import rules, trees
 from specbench.decoding.drafters.eagle import Eagle as EagleDrafter
 from specbench.decoding.loop import StepResult
@@ -331,6 +333,31 @@ def test_the_embedded_drafters_come_from_this_command(tmp_path):
     pipeline = Pipeline.load(configuration.compose([f"weights={tmp_path / 'assets'}", "method=sd"]))
     for network, name in ((pipeline.model.target, "target"), (pipeline.config.drafter.model, "draft")):
         same(network.state_dict(), load_file(tmp_path / "assets" / f"scenes_{name}.safetensors"))
+
+
+def test_a_model_of_classes_is_trained_from_photographs(tmp_path, monkeypatch):
+    """`make train-fashion` in seconds, from photographs that are all black; then a run with these weights."""
+    monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path))
+    monkeypatch.setattr(fashion, "FOLDER", tmp_path / "none")
+    fashion.photographs.cache_clear()
+    for split, count in fashion.COUNTS.items():
+        photographs.write(tmp_path / "data" / "fashion", split, np.zeros((count, 28, 28), dtype=np.uint8))
+    folders = ["--work", str(tmp_path / "work"), "--assets", str(tmp_path / "assets"), "--card", str(tmp_path / "c.md")]
+    networks = ["tokenizer", "target", "draft", "eagle", "eagle3"]
+    stages = ",".join([*networks, "drafters"])
+    assert train_scenes.main(["--world", "fashion", "--budget", "smoke", "--only", stages, *folders]) == 0
+    fashion.photographs.cache_clear()
+    assert {p.stem for p in (tmp_path / "assets").iterdir()} == {f"fashion_{name}" for name in networks}
+    assert "| fashion_tv_eagle3 | cfg_scale " in (tmp_path / "c.md").read_text()
+    run = [
+        "model=llamagen_fashion",
+        f"weights={tmp_path / 'assets'}",
+        "method=eagle1",
+        "metrics=none",
+        "baseline=false",
+    ]
+    assert cli.main(["run", *run, "n=1", "warmup=0", f"out={tmp_path / 'run'}"]) == 0
+    assert row_of(tmp_path / "run")["tokens"] == 256
 
 
 @pytest.mark.parametrize("model", ["llamagen_xl", "lumina_mgpt", "emu3"])

@@ -20,6 +20,7 @@ from specbench.models.supervision import TargetHead
 from specbench.models.text import TextEncoder
 from specbench.models.vq import VQConfig, VQModel
 from specbench.training import drafter
+from specbench.training.dataset import LiveDataset
 from specbench.training.trainer import Recipe, fit
 from tools.scenes import target, tokenizer, world
 
@@ -101,12 +102,13 @@ def test_target_and_drafter_learn_a_small_grammar(tmp_path):
     tokens = ((starts[:, None] + np.arange(16)) % 8).astype(np.int16)
     features = torch.nn.functional.one_hot(torch.as_tensor(starts), 8)[:, None].expand(-1, 3, -1).to(torch.bfloat16)
     recipe = Recipe(steps=40, batch=16, lr=5e-3, warmup=5)
-    before = target.evaluate_target(model, tokens, features)["loss"]
-    target.train_target("target", model, tokens, features, recipe, tmp_path)
-    after = target.evaluate_target(model, tokens, features)
+    conditions = target.captioned(features, torch.device("cpu"))
+    before = target.evaluate_target(model, tokens, conditions)["loss"]
+    target.train_target("target", model, tokens, conditions, recipe, tmp_path)
+    after = target.evaluate_target(model, tokens, conditions)
     assert after["loss"] < 0.25 * before
     assert after["top1_probability"] > 0.7
-    dataset, rows = target.dataset(model, tokens, features), np.arange(len(tokens))
+    dataset, rows = LiveDataset(model, tokens, conditions), np.arange(len(tokens))
 
     def learn(name, network, steps, lr, **terms):
         training = resolve_name(registry.drafter_networks()[name].training)(network, TargetHead(model))
@@ -122,11 +124,11 @@ def test_target_and_drafter_learn_a_small_grammar(tmp_path):
     learn("medusa", medusa.like_target(model, heads=2), 50, 2e-2, dropout=0.3)
     torch.manual_seed(1)
     learn("draft_model", tiny.llamagen(side=4, vocab=8, seed=5).train().requires_grad_(True), 40, 5e-3)
-    dataset = target.dataset(model.with_aux_hidden_layers((0, 1)), tokens, features)
+    dataset = LiveDataset(model.with_aux_hidden_layers((0, 1)), tokens, conditions)
     reached = learn("eagle3", like_target(model, (0, 1)), 30, 5e-3, unroll_steps=2, regression=0.0, noise=0.0)
     assert reached["tv_2"] < 0.5  # on its own outputs, too
     network = dflash.like_target(model, block_size=4)
-    dataset = target.dataset(model.with_aux_hidden_layers(network.cfg.aux_hidden_layers), tokens, features)
+    dataset = LiveDataset(model.with_aux_hidden_layers(network.cfg.aux_hidden_layers), tokens, conditions)
     reached = learn("dflash", network, 60, 1e-2, regression=0.0, noise=0.0)
     assert reached["tv_2"] < 0.5  # the next slot of its block
 

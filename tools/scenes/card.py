@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from specbench import metrics
 from specbench.config import registry
 from specbench.config.run_config import PromptSelection
 from specbench.data import Item, scenes, scenes_classes
@@ -24,39 +25,78 @@ from specbench.models.loading import checkpoints
 from specbench.models.pixels import to_float, to_uint8
 from specbench.models.supervision import TargetHead
 from specbench.models.vq import VQConfig, VQModel
+from specbench.storage import home, image_files
 from specbench.storage.origin import environment
 from specbench.training import drafter
 from specbench.training.dataset import LiveDataset
 from specbench.training.examples import Encoded
 from tools.scenes import tokenizer
 
-SAMPLES, BATCH = 256, 16
+SAMPLES, BATCH, DECODED = 256, 16, 64  # DECODED changes no image
 
 
-def sample_statistics(world: World, assets: Path, device: torch.device) -> dict[str, float]:
-    """Attribute accuracy of vanilla samples (validation captions, guidance 3, temperature 1), measured by the reader.
+def samples(world: World, assets: Path, device: torch.device, rows: range) -> np.ndarray:
+    """Vanilla samples (n, size, size, 3) uint8 of the captions of the validation images `rows`, with the model's
+    default guidance, at temperature 1."""
+    pipeline = _pipeline(assets, device, f"model=llamagen_{world.name}", "method=vanilla", "dtype=float32")
+    captions = [world.sample("validation", i).caption for i in rows]
+    images = []
+    for i in tqdm(range(0, len(rows), DECODED), desc=f"samples from {rows.start}"):
+        conditioning = pipeline.encode(captions[i : i + DECODED])
+        tokens = pipeline.decode(conditioning, [(0, j) for j in rows[i : i + DECODED]]).tokens
+        images.append(pipeline.pixels(tokens))
+    return np.concatenate(images)
+
+
+def sample_statistics(world: World, assets: Path, device: torch.device, images: np.ndarray) -> dict[str, float]:
+    """Attribute accuracy of `samples`, measured by the reader.
 
     `reader_accuracy_vanilla` is the share of stated attributes that the reader reads as stated. `..._renders` is the
     same share on the real images of these captions. `..._tokenized` is the share on the real images after the
     tokenizer: no sample can exceed it.
     """
-    model = f"model=llamagen_{world.name}"
-    pipeline = _pipeline(assets, device, model, "method=vanilla", "cfg_scale=3", "dtype=float32")
     reader = ev.load(assets / f"{world.name}_reader.safetensors", ev.AttributeReader, device)
-    real, captions, labels = world.render("validation", range(SAMPLES))
-    images = []
-    for i in tqdm(range(0, SAMPLES, BATCH), desc="samples"):
-        conditioning = pipeline.encode(captions[i : i + BATCH])
-        tokens = pipeline.decode(conditioning, [(0, j) for j in range(i, i + BATCH)]).tokens
-        images.append(pipeline.pixels(tokens))
-    tokenizer = pipeline.model.tokenizer
-    with torch.inference_mode():
-        reconstructions = to_uint8(tokenizer.decode(tokenizer.encode(to_float(real).to(device))))
+    real, _, labels = world.render("validation", range(len(images)))
     return {
         "reader_accuracy_renders": _read(reader, real, labels),
-        "reader_accuracy_tokenized": _read(reader, reconstructions, labels),
-        "reader_accuracy_vanilla": _read(reader, np.concatenate(images), labels),
+        "reader_accuracy_tokenized": _read(reader, _reconstructed(world, assets, device, real), labels),
+        "reader_accuracy_vanilla": _read(reader, images, labels),
     }
+
+
+def fidelity_statistics(world: World, assets: Path, device: torch.device, images: np.ndarray) -> dict[str, float]:
+    """The Fréchet distance of `samples` from all validation images, and the classifier's accuracy on them.
+
+    `fid_of_training` is the distance of as many training images: the score of a perfect model. `fid_tokenized` is the
+    distance of as many validation images after the tokenizer. The classifier gives the features of the distance, so its
+    accuracy is no independent one.
+    """
+    real, _, labels = world.render("validation", range(len(images)))
+    training, captions, _ = world.render("train", range(len(images)))
+    tokenized = _reconstructed(world, assets, device, real)
+    classifier = ev.load(assets / f"{world.name}_classifier.safetensors", ev.Classifier, device)
+    context = metrics.ScoringContext(assets, home.metrics_folder(), device=str(device))
+    items = [Item(i, caption, None) for i, caption in enumerate(captions)]
+    statistics = {"images": float(len(images))}
+    for name, of in {"fid": images, "fid_of_training": training, "fid_tokenized": tokenized}.items():
+        score = metrics.score([f"{world.name}_fid"], image_files.ImageArray(of), items, context)["fid"]
+        assert score.value is not None
+        statistics[name] = score.value
+    for name, of in {"vanilla": images, "photographs": real, "tokenized": tokenized}.items():
+        statistics[f"classifier_accuracy_{name}"] = _read(classifier, of, labels)
+    return statistics
+
+
+@torch.inference_mode()
+def _reconstructed(world: World, assets: Path, device: torch.device, images: np.ndarray) -> np.ndarray:
+    """Images after the tokenizer."""
+    vq = _tokenizer(world, assets, device)
+    parts = to_float(images).split(BATCH)
+    return np.concatenate([to_uint8(vq.decode(vq.encode(part.to(device)))) for part in parts])
+
+
+def _tokenizer(world: World, assets: Path, device: torch.device) -> VQModel:
+    return checkpoints.load(assets / f"{world.name}_tokenizer.safetensors", "tokenizer", VQModel, VQConfig, device)
 
 
 def neighbour_statistics(world: World, assets: Path, device: torch.device) -> dict[str, float]:
@@ -65,7 +105,7 @@ def neighbour_statistics(world: World, assets: Path, device: torch.device) -> di
     A tenth of the codes of validation images is replaced by their k-th neighbour, or by random codes (`random`).
     Returns the change of the pixels (0 to 255), and the share of attributes that the reader reads right.
     """
-    vq = checkpoints.load(assets / f"{world.name}_tokenizer.safetensors", "tokenizer", VQModel, VQConfig, device)
+    vq = _tokenizer(world, assets, device)
     reader = ev.load(assets / f"{world.name}_reader.safetensors", ev.AttributeReader, device)
     images, _, labels = world.render("validation", range(SAMPLES))
     statistics: dict[str, float] = {}
@@ -121,12 +161,13 @@ def weights_argument(assets: Path) -> str:
 
 
 @torch.inference_mode()
-def _right(reader: ev.AttributeReader, images: np.ndarray, labels: np.ndarray) -> Tensor:
+def _right(reader: ev.AttributeReader | ev.Classifier, images: np.ndarray, labels: np.ndarray) -> Tensor:
     device = next(reader.parameters()).device
-    return ev.read_right(reader(to_float(images).to(device)), torch.as_tensor(labels).to(device))
+    parts = zip(to_float(images).split(SAMPLES), torch.as_tensor(labels).split(SAMPLES), strict=True)
+    return torch.cat([ev.read_right(reader(x.to(device)), y.to(device)) for x, y in parts])
 
 
-def _read(reader: ev.AttributeReader, images: np.ndarray, labels: np.ndarray) -> float:
+def _read(reader: ev.AttributeReader | ev.Classifier, images: np.ndarray, labels: np.ndarray) -> float:
     return float(_right(reader, images, labels).nanmean())
 
 
@@ -266,6 +307,10 @@ GOALS: list[tuple[str, str, str, float, float]] = [
     ),
     ("textures_tv_eagle", "tv_unguided", "textures: total variation between EAGLE drafter and target", 0.32, 0.38),
     ("textures_evaluators", "reader_accuracy", "textures: share of attributes read right, real images", 0.85, 1.0),
+    ("fashion_tokenizer", "psnr_db", "fashion: PSNR of the tokenizer on test photographs, dB", 30.0, np.inf),
+    ("fashion_tokenizer", "codes_used", "fashion: share of the codebook that is used", 0.80, 1.0),
+    ("fashion_evaluators", "classifier_accuracy", "fashion: accuracy of the classifier, test photographs", 0.85, 1.0),
+    ("fashion_samples", "reader_accuracy_vanilla", "fashion: share of classes read right, vanilla samples", 0.75, 1.0),
     (
         "textures_samples",
         "reader_accuracy_vanilla",
@@ -311,9 +356,10 @@ class Card:
         lines = [
             "# The embedded models",
             "",
-            "`make train-scenes` and `make train-textures` write this file. It has statistics of the weights under",
-            "`specbench/assets`, measured on the validation split of their world from the stored half-precision files.",
-            "Stages of *textures* begin with its name.",
+            "`make train-scenes`, `make train-textures` and `make train-fashion` write this file. It has statistics of",
+            "the weights under `specbench/assets`, measured on the validation split of their world from the stored",
+            "half-precision files. The validation split of *fashion* is its 10,000 test photographs. Stages of",
+            "*textures* and *fashion* begin with its name.",
             "",
             *(f"- {', '.join(stages)}: {source}" for stages, source in self.runs),
             "",

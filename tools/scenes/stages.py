@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from specbench.config import registry
-from specbench.data import scenes, scenes_classes
-from specbench.data.worlds import World
+from specbench.data import fashion, scenes, scenes_classes
+from specbench.data.worlds import DrawnWorld, World
 from specbench.harness.pipeline import Pipeline
 from specbench.models.llamagen import LlamaGen
 from specbench.models.loading import checkpoints
@@ -25,6 +25,7 @@ from specbench.models.text import TextEncoder
 from specbench.models.vq import VQModel
 from specbench.storage.files import write_atomically
 from specbench.training import command, recipes
+from specbench.training.dataset import Conditions
 from specbench.training.trainer import Recipe
 from tools.scenes import card, evaluators, mar, paths, target, tokenizer, world
 
@@ -51,7 +52,8 @@ DRAFTERS = {
 class Budget:
     """recipes: the stages' recipes; measured: stages without a recipe; drafters: arguments that override the drafters'
     recipe (conf/recipes.yaml); variants: the same for drafters with another recipe; train, validation: numbers of
-    scenes; drafted: the scenes that measure a drafter; trial: the samples of the continuous pair."""
+    images; evaluated, drafted: the validation images that measure the target, and a drafter; samples: vanilla samples;
+    trial: the samples of the continuous pair."""
 
     recipes: dict[str, Recipe]
     measured: tuple[str, ...] = (*DRAFTERS, "drafters", "evaluators", "samples", "mar_samples")
@@ -59,7 +61,9 @@ class Budget:
     variants: tuple[str, ...] = ()
     train: int = 80_000
     validation: int = 2_000
+    evaluated: int = 1_000
     drafted: int = 150
+    samples: int = card.SAMPLES
     trial: card.Trial = field(default_factory=card.Trial)
 
 
@@ -121,14 +125,29 @@ _TEXTURES = {
     ),
     "smoke": replace(_SCENES["smoke"], recipes=_FEW, measured=("draft", "eagle", "eagle3", "drafters")),
 }
+_FASHION = {
+    "cpu": Budget(  # two cores: two hours
+        {
+            "tokenizer": Recipe(steps=900, batch=32, lr=2e-3, save_every=100),
+            "target": Recipe(steps=1200, batch=32, lr=2e-3, ema=0.998, muon=True, save_every=100),
+        },
+        measured=_MEASURED,
+        train=fashion.COUNTS["train"],
+        validation=fashion.COUNTS["validation"],
+        evaluated=fashion.COUNTS["validation"],
+        samples=fashion.COUNTS["validation"],
+    ),
+    "smoke": replace(_TEXTURES["smoke"], recipes={name: _FEW[name] for name in ("tokenizer", "target")}),
+}
 #: World -> name -> budget.
-BUDGETS = {"scenes": _SCENES, "textures": _TEXTURES}
+BUDGETS = {"scenes": _SCENES, "textures": _TEXTURES, "fashion": _FASHION}
 DISCRETE = ("tokenizer", "text", "target", *DRAFTERS, "drafters", "evaluators", "samples")
 CONTINUOUS = ("kl", "mar", "mar_draft", "mar_draft_path_kl", "mar_samples")
 #: World -> its stages, in order. Textures have no Medusa: its heads over 8,192 codes would be larger than the target.
 STAGES = {
     "scenes": (*DISCRETE, *CONTINUOUS),
     "textures": ("tokenizer", "text", "target", "draft", "eagle", "eagle3", "drafters", "evaluators", "samples"),
+    "fashion": ("tokenizer", "target", "draft", "eagle", "eagle3", "drafters", "evaluators", "samples"),
 }
 
 
@@ -249,29 +268,36 @@ class Stages:
             self._encoded("codes-validation", lambda: self.validation.images),
         )
 
-    def features(self) -> tuple[torch.Tensor, torch.Tensor]:
-        text = self.make("text")
-        return target.features_of(text, self.train.captions), target.features_of(text, self.validation.captions)
-
-    def _validation_features(self) -> tuple[np.ndarray, torch.Tensor]:
-        """Codes and features of 1,000 validation scenes."""
-        return self.make("codes")[1][:1000], self.make("features")[1][:1000]
+    def conditions(self) -> tuple[Conditions, Conditions]:
+        """The conditioning of the training and of the validation images: caption features, or classes."""
+        splits = (self.train, self.validation)
+        if self.shapes.target.num_classes:
+            train, validation = (target.classed(split.labels[:, 0], self.device) for split in splits)
+        else:
+            text = self.make("text")
+            train, validation = (
+                target.captioned(target.features_of(text, split.captions), self.device) for split in splits
+            )
+        return train, validation
 
     def target(self) -> LlamaGen:
-        codes, features = self.make("codes")[0], self.make("features")[0]
+        (codes, held), (conditions, held_conditions) = self.make("codes"), self.make("conditions")
         model = self._untrained("target")
         self._stage(
             "target",
             model,
-            lambda: target.train_target("target", model, codes, features, self.recipes["target"], self.work),
+            lambda: target.train_target("target", model, codes, conditions, self.recipes["target"], self.work),
         )
-        self.statistics["target"] |= target.evaluate_target(model, *self._validation_features())
+        measured = target.evaluate_target(model, held[: self.budget.evaluated], held_conditions)
+        measured["bits_per_pixel"] = measured["bits_per_token"] * held.shape[1] / self.world.size**2
+        self.statistics["target"] |= measured
         return model
 
     def _drafter(self, stage: str) -> None:
         """Trained by the public command, on examples that the drafters share."""
         drafter = DRAFTERS[stage]
-        for needed in ("tokenizer", "text", "target", *filter(None, [drafter.start])):
+        trained = (stage for stage in ("tokenizer", "text", "target") if stage in self.recipes)
+        for needed in (*trained, *filter(None, [drafter.start])):
             self.make(needed)
         wanted_scenes = recipes.settings(drafter.recipe, drafter.network)["n"] if drafter.recipe else self.budget.train
         n = min(wanted_scenes, self.budget.train)
@@ -303,8 +329,19 @@ class Stages:
         self.statistics["evaluators"] = statistics
 
     def samples(self) -> None:
-        self.statistics["samples"] = card.sample_statistics(self.world, self.assets, self.device)
-        self.statistics["samples"] |= card.neighbour_statistics(self.world, self.assets, self.device)
+        place = (self.world, self.assets, self.device)
+        digest = "-".join(registry.digest(self.path(part)) for part in ("target", "tokenizer"))
+        count = self.budget.samples
+        parts = [range(i, min(i + card.SAMPLES, count)) for i in range(0, count, card.SAMPLES)]
+        images = np.concatenate(
+            [
+                self._cached(f"samples-{digest}-{rows.start}-{rows.stop}", partial(card.samples, *place, rows))
+                for rows in parts
+            ]
+        )
+        self.statistics["samples"] = card.sample_statistics(*place, images) | card.neighbour_statistics(*place)
+        if not isinstance(self.world, DrawnWorld):
+            self.statistics["samples"] |= card.fidelity_statistics(*place, images)
 
     # --- models of continuous tokens, for scenes with one object ------------------------------------------------------
 

@@ -1,7 +1,8 @@
-"""Trains the text encoder, and the autoregressive target on its features."""
+"""Trains the text encoder, and the autoregressive target on its features, or on classes."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,10 @@ from torch import Tensor
 
 from specbench.data.worlds import ABSENT, World
 from specbench.models.language import Language
-from specbench.models.llamagen import Conditioning, LlamaGen
+from specbench.models.llamagen import ClassConditioning, Conditioning, LlamaGen
 from specbench.models.supervision import hidden_states, prefixed
 from specbench.models.text import TextEncoder
-from specbench.training.dataset import LiveDataset
+from specbench.training.dataset import Conditions, LiveDataset
 from specbench.training.trainer import MicroStep, Recipe, fit
 
 
@@ -56,15 +57,19 @@ def features_of(text: TextEncoder, captions: list[str], batch: int = 512) -> Ten
     return torch.cat(out)
 
 
-def dataset(model: LlamaGen, tokens: np.ndarray, features: Tensor) -> LiveDataset:
-    """Token rows (N, T) with the features (N, P, dim) of their captions as prefix."""
-    device = model.output.weight.device
+def captioned(features: Tensor, device: torch.device) -> Conditions:
+    """The conditioning of examples with caption features (N, tokens, dim)."""
 
     def conditions(rows: np.ndarray) -> Conditioning:
         prefix = features[rows].float().to(device)
         return Conditioning(prefix, torch.ones(prefix.shape[:2], dtype=torch.bool, device=device))
 
-    return LiveDataset(model, tokens, conditions)
+    return conditions
+
+
+def classed(numbers: np.ndarray, device: torch.device) -> Conditions:
+    """The conditioning of examples with class numbers (N,) int64."""
+    return lambda rows: ClassConditioning(torch.as_tensor(numbers[rows]).to(device))
 
 
 def next_token_loss(model: Language, hidden: Tensor, tokens: Tensor) -> Tensor:
@@ -74,11 +79,17 @@ def next_token_loss(model: Language, hidden: Tensor, tokens: Tensor) -> Tensor:
 
 
 def train_target(
-    name: str, model: LlamaGen, tokens: np.ndarray, features: Tensor, recipe: Recipe, work: Path, dropout: float = 0.1
+    name: str,
+    model: LlamaGen,
+    tokens: np.ndarray,
+    conditions: Conditions,
+    recipe: Recipe,
+    work: Path,
+    dropout: float = 0.1,
 ) -> dict[str, float]:
-    """Next-token training. A share `dropout` of the rows is trained without its caption, which guidance needs for its
+    """Next-token training. A share `dropout` of the rows is trained without its condition, which guidance needs for its
     unconditional half."""
-    data = dataset(model, tokens, features)
+    data = LiveDataset(model, tokens, conditions)
 
     def loss(micro_step: MicroStep) -> tuple[Tensor, dict[str, float]]:
         rng = micro_step.rng
@@ -91,13 +102,17 @@ def train_target(
 
 
 @torch.no_grad()
-def evaluate_target(model: LlamaGen, tokens: np.ndarray, features: Tensor, batch_size: int = 64) -> dict[str, float]:
-    """Validation loss in nats per token, and the target's mean top-1 probability at temperature 1, without guidance."""
-    losses, tops, data = [], [], dataset(model, tokens, features)
+def evaluate_target(
+    model: LlamaGen, tokens: np.ndarray, conditions: Conditions, batch_size: int = 64
+) -> dict[str, float]:
+    """Validation loss in nats and in bits per token, and the target's mean top-1 probability at temperature 1, without
+    guidance."""
+    losses, tops, data = [], [], LiveDataset(model, tokens, conditions)
     for i in range(0, len(tokens), batch_size):
         rows = np.arange(i, min(i + batch_size, len(tokens)))
         batch = data.batch(rows, np.zeros(len(rows), dtype=bool))
         losses.append(float(next_token_loss(model, batch.hidden, batch.tokens)))
         probs = model.head(batch.hidden[:, -batch.tokens.shape[1] :]).float().softmax(-1)
         tops.append(float(probs.amax(-1).mean()))
-    return {"loss": float(np.mean(losses)), "top1_probability": float(np.mean(tops))}
+    loss = float(np.mean(losses))
+    return {"loss": loss, "bits_per_token": loss / math.log(2), "top1_probability": float(np.mean(tops))}

@@ -1,8 +1,9 @@
-"""The text-to-image model of an embedded world: text encoder, LlamaGen target, tokenizer, and its drafters, from the
+"""The model of an embedded world: LlamaGen target, tokenizer, text encoder of captions, and its drafters, from the
 shipped weights."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from torch import Tensor
 
 from specbench.config import registry
 from specbench.config.run_config import RunConfig
-from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
+from specbench.data import fashion, worlds
+from specbench.data.base import Item
+from specbench.models.llamagen import ClassConditioning, Conditioning, LlamaGen, LlamaGenConfig
 from specbench.models.loading.bundle import Bundle
 from specbench.models.loading.drafter_networks import Drafters
 from specbench.models.pixels import to_uint8
@@ -21,15 +24,14 @@ from specbench.models.text import TextConfig, TextEncoder
 from specbench.models.vq import VQConfig, VQModel
 
 
-class ScenesModel(Drafters, Bundle):
-    """The text-to-image model for a pipeline. Drafters are loaded when a method needs them."""
+class EmbeddedModel(Drafters, Bundle):
+    """A model for a pipeline, without the encoder of its prompts. Drafters are loaded when a method needs them."""
 
-    resolution = 64
     target: LlamaGen
 
     def __init__(self, cfg: RunConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(cfg, device, dtype)
-        self.text = self._load("text", TextEncoder, TextConfig, torch.float32)
+        self.resolution = worlds.world(self.world).size
         self.target = self._load("target", LlamaGen, LlamaGenConfig, dtype)
         self.tokenizer = self._load("tokenizer", VQModel, VQConfig, torch.float32)
 
@@ -57,6 +59,17 @@ class ScenesModel(Drafters, Bundle):
         """The stored table. Its vectors have unit length, so l2 and cosine give the same neighbours."""
         return self.tokenizer.codebook()
 
+    def decode_image(self, tokens: Tensor) -> np.ndarray:
+        return to_uint8(self.tokenizer.decode(tokens))
+
+
+class ScenesModel(EmbeddedModel):
+    """The text-to-image model of a drawn world."""
+
+    def __init__(self, cfg: RunConfig, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(cfg, device, dtype)
+        self.text = self._load("text", TextEncoder, TextConfig, torch.float32)
+
     def unread_tokens(self, prompt: str) -> int:
         return self.text.unread(prompt)
 
@@ -67,8 +80,18 @@ class ScenesModel(Drafters, Bundle):
         features = torch.cat(rows).to(self.dtype)
         return Conditioning(features, torch.ones(features.shape[:2], dtype=torch.bool, device=self.device))
 
-    def decode_image(self, tokens: Tensor) -> np.ndarray:
-        return to_uint8(self.tokenizer.decode(tokens))
+
+class FashionModel(EmbeddedModel):
+    """The class-conditional model of photographs."""
+
+    @classmethod
+    def check_prompts(cls, cfg: RunConfig, items: Sequence[Item]) -> None:
+        """Raises UsageError for a prompt that names no class. Loads nothing."""
+        fashion.numbers_in([item.prompt for item in items], cfg.model)
+
+    def encode(self, prompts: list[str]) -> ClassConditioning:
+        """prompts: class names ("ankle boot") or numbers."""
+        return ClassConditioning(torch.tensor(fashion.numbers_in(prompts, self.name), device=self.device))
 
 
 def tokens_of_image(cfg: RunConfig) -> int:
