@@ -21,7 +21,6 @@ follows it. In a chain this is the number of accepted tokens.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import itertools
 import operator
@@ -30,6 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -166,13 +166,11 @@ def _imported(argument: str, named: str) -> Any:
 
 
 def _executed(path: Path) -> Any:
-    name = f"specbench_outside_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
+    """The module of a file, from its source: bytecode of a version that was changed within a second counts as valid."""
+    module = ModuleType(f"specbench_outside_{path.stem}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses look there
+    exec(compile(path.read_bytes(), str(path), "exec"), vars(module))  # noqa: S102 (a file of the user, as an import)
     return module
 
 

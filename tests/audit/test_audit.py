@@ -347,7 +347,7 @@ def test_two_stages_refute_hardly_more_often_than_one(monkeypatch: pytest.Monkey
 
     def uniform(seeds: range) -> dict[str, Any]:
         ranges.append(seeds)
-        return {"p_value": rng.random(), "tv_high": 0.0, "margin": 0.1, "exercised": None, "T": 5}
+        return {"p_value": rng.random(), "tv_high": 0.0, "margin": 0.1, "exercised": None, "T": 5, "model": "v3t5"}
 
     results = [verdicts.in_stages(uniform, 100) for _ in range(20_000)]
     assert sum(row["verdict"] == "not lossless" for row in results) < 0.072 * 20_000

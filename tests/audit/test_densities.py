@@ -245,6 +245,7 @@ def test_a_row_of_vectors() -> None:
     assert list(row) == list(COLUMNS)
     of_tables = set("V tv tv_low tv_high tv_noise tv_bound tv_exact tv_unbiased kl_exact kl_bound emitted_tv".split())
     of_tables |= set("p_enumerated p_first accepted_length_expected same_as variant plugins".split())
+    of_tables |= set("acceptance_expected p_acceptance p_drafted".split())
     assert {name for name, value in row.items() if value is None} == of_tables
     columns = ("method", "model", "T", "dim", "samples", "seed")
     assert [row[name] for name in columns] == ["cspd", "d2t4", 4, 2, 1000, 5]
