@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -37,6 +36,7 @@ import torch
 from torch import Tensor
 
 from specbench.audit.tabular import TabularDrafter, TabularState
+from specbench.config.plugins import import_file
 from specbench.decoding.loop import DecoderConfig
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.base import Rule
@@ -154,7 +154,7 @@ def _imported(argument: str, named: str) -> Any:
         raise UsageError(f"{argument}: there is no file '{where}'")
     try:
         with _beside(path.parent if is_file else Path.cwd()):
-            module = _executed(path) if is_file else importlib.import_module(where)
+            module = import_file(f"specbench_outside_{path.stem}", path) if is_file else importlib.import_module(where)
     except (Exception, SystemExit) as error:
         raise UsageError(
             f"{argument}: {where} cannot be imported, {type(error).__name__} ({short(one_line(error), 200)}); correct"
@@ -163,15 +163,6 @@ def _imported(argument: str, named: str) -> Any:
     if not hasattr(module, name):
         raise UsageError(f"{argument}: {where} has no function '{name}'")
     return getattr(module, name)
-
-
-def _executed(path: Path) -> Any:
-    """The module of a file, from its source: bytecode of a version that was changed within a second counts as valid."""
-    module = ModuleType(f"specbench_outside_{path.stem}")
-    module.__file__ = str(path)
-    sys.modules[module.__name__] = module  # dataclasses look there
-    exec(compile(path.read_bytes(), str(path), "exec"), vars(module))  # noqa: S102 (a file of the user, as an import)
-    return module
 
 
 @contextmanager

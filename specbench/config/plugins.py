@@ -22,9 +22,10 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import entry_points
 from pathlib import Path, PurePosixPath
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from specbench.config import yaml_files
@@ -344,7 +345,19 @@ def _module(file: Path, conf: Path) -> ModuleType:
         return sys.modules[name]
     if str(conf) not in sys.path:
         sys.path.append(str(conf))
-    spec = importlib.util.spec_from_file_location(name, file)
+    return import_file(name, file)
+
+
+class _FromSource(SourceFileLoader):
+    """Bytecode of a file counts as valid if the file was changed within the same second, so that it is not used."""
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def import_file(name: str, file: Path) -> ModuleType:
+    """Imports a user's file, as it is now, as the module `name`."""
+    spec = importlib.util.spec_from_file_location(name, file, loader=_FromSource(name, str(file)))
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
