@@ -23,17 +23,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from specbench.audit import model_recipes, verdicts
-from specbench.compare import equal
 from specbench.config import configuration, parameters
 from specbench.errors import UsageError
 from specbench.rows import provenance, report_text
 from specbench.rows.columns import SHOWN, stderr_of
 from specbench.rows.csv_files import read_rows
-from specbench.rows.paired import LEVEL, half_interval, p_value
+from specbench.rows.paired import LEVEL
 from specbench.storage.csv_text import csv_lines
 from specbench.tables import matched
 from specbench.tables.definitions import Column, Panel, TableFigure, row_column
@@ -113,45 +111,6 @@ def table_of_curves(plan: TablePlan, y: str, panel: str, *values: float) -> Iter
         yield [f"{value}", *("—" if at is None else f"{at:.{decimals}f}" for at in curves.values())]
 
 
-def table_of_ratios(plan: TablePlan, panel: str, start: str, first: str, *others: str) -> Iterator[Sequence[str]]:
-    """By measure and range: the ratio of the mean of each other curve to that of the first one, by rows alone. Ranges:
-    the whole one, and the one from the step compression of the line `start` on. Bold: the interval excludes 1."""
-    yield ["measure", "step compression", *others]
-    for y in ("emitted_tv", "emitted_kl"):
-        for since in ("", start):
-            pairs = [ratio_of_curves(plan, panel, y, first, other, since) for other in others]
-            low, high = min(pair.from_x for pair in pairs), max(pair.to_x for pair in pairs)
-            cells = [f"{pair.ratio:.2f} ({pair.ratio_low:.2f} to {pair.ratio_high:.2f})" for pair in pairs]
-            bold = [f"**{cell}**" if pair.p < 1 - LEVEL else cell for cell, pair in zip(cells, pairs)]
-            yield [f"`{y}`", f"{low:.2f} to {high:.2f}", *bold]
-
-
-def ratio_of_curves(plan: TablePlan, panel: str, y: str, first: str, other: str, start: str = "") -> SimpleNamespace:
-    """The ratio of the mean of a curve to that of the first one, with its interval and its p-value, by rows alone and
-    so not paired. start: the line from whose x on they are compared. n: the images of each row."""
-    chosen, rows = _panel(plan, panel), plan.rows
-    [x] = chosen[0].x
-    keys = {key for curve in chosen[1].curves for key in curve.lines if (rows.get(key) or {}).get(y)}
-    stated = {key: row for key in keys if (row := rows.get(key))}
-    [n] = {int(row["n"]) for row in stated.values()}
-    points = {
-        curve.label: [
-            equal.RowPoint(key, *(float(stated[key].get(name) or 0) for name in (x, stderr_of(x), y, stderr_of(y))))
-            for key in curve.lines
-            if key in stated
-        ]
-        for curve in chosen[1].curves
-    }
-    sampled = equal.of_rows({label: points[label] for label in (first, other)})
-    pair = equal.difference(sampled[first], sampled[other], n, from_x=float(rows[start][x]) if start else -math.inf)
-    if pair is None or pair.ratio_interval is None:
-        raise UsageError(f"{first} and {other} of {plan.table.id} have no common range of {x}, or no ratio of {y}")
-    ratio, (low, high) = pair.mean_b / pair.mean_a, pair.ratio_interval
-    p = p_value(n, math.log(ratio), math.log(high / low) / 2 / half_interval(n, 1.0))
-    values = {"ratio": ratio, "ratio_low": low, "ratio_high": high, "p": p, "n": n}
-    return SimpleNamespace(**values, from_x=float(pair.at[0]), to_x=float(pair.at[-1]))
-
-
 def table_of_panel(plan: TablePlan, panel: str, y: str, *values: float) -> Iterator[Sequence[str]]:
     """y of every curve of a panel in its rows whose x is one of these values."""
     (figure, chosen), rows, column = _panel(plan, panel), plan.rows, row_column(y)
@@ -222,7 +181,7 @@ def heading(label: str) -> str:
     return label if label[1:2].isupper() or label.startswith(_PROPER) else label[:1].lower() + label[1:]
 
 
-_BY_PLAN = (table, table_of_pairs, table_of_curves, table_of_ratios, table_of_panel, table_of_verifications)
+_BY_PLAN = (table, table_of_pairs, table_of_curves, table_of_panel, table_of_verifications)
 DRAWN = {draw.__name__: draw for draw in _BY_PLAN}
 
 
@@ -245,6 +204,16 @@ def side_by_side(tables: Mapping[str, str]) -> str:
     heads = [first[0][0], *(f"{title}, {name}" for name, cells in every.items() for title in cells[0][1:])]
     body = [[row[0], *(text for cells in every.values() for text in cells[i][1:])] for i, row in enumerate(first)]
     return markdown([heads, *body[1:]])
+
+
+def stacked_table(first: str, tables: Mapping[str, str]) -> str:
+    """Drawn tables of one line each as one table: every line begins with the name of its table, instead of its own
+    first cell. first: the heading of the names."""
+    every = {name: _cells(drawn) for name, drawn in tables.items()}
+    heads = {tuple(head[1:]) for head, *_ in every.values()}
+    if len(heads) > 1 or any(len(cells) != 2 for cells in every.values()):
+        raise UsageError(f"tables {', '.join(tables)} do not have one line each of the same columns")
+    return markdown([[first, *heads.pop()], *([name, *line[1:]] for name, (_, line) in every.items())])
 
 
 def _cells(drawn: str) -> list[list[str]]:
@@ -450,6 +419,7 @@ WHOLE = {
         table_of_gpu_gates,
         joined_table,
         side_by_side,
+        stacked_table,
         main_job,
     )
 }

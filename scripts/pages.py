@@ -44,8 +44,6 @@ Slots can use every table by its name, with its lines (`field['sjd'].steps`, see
                                      `adjusted`, its p by Holm's adjustment over all of the table, and `above` and
                                      `below`, where the band of the pair excludes 0
     planned_pairs(TABLE)             how many pairs the adjustment is over
-    curve_ratio(TABLE, PANEL, Y, A, B, START)   the ratio of the means of the curves B and A with its interval and p, by
-                                     rows alone: not paired; from the x of the line START on, if it is given
     curves(TABLE, PANEL, Y, X)       by label, Y of the curves of a panel where the figure's x is X
 
 the tables of `doc_tables`, and the `names` of numbers.yaml: expressions that several slots share.
@@ -124,7 +122,7 @@ class Rows:
         """The namespace of a template's slots."""
         shared = (get, pm, estimate, ends, apart, z, rank_correlation, verdict)
         functions = {f.__name__: f for f in (abs, all, any, len, max, min, sum, zip, *shared)}
-        of_tables = (self.pairs, self.planned_pairs, self.curve_ratio, self.curves, self.lines)
+        of_tables = (self.pairs, self.planned_pairs, self.curves, self.lines)
         queries = {f.__name__: f for f in (self.rows, self.one, self.card, *of_tables)}
         constants = {
             "__builtins__": {},
@@ -169,11 +167,6 @@ class Rows:
 
     def planned_pairs(self, table: str) -> int:
         return matched.planned_pairs(self.plan(table))
-
-    def curve_ratio(self, table: str, panel: str, y: str, a: str, b: str, start: str = "") -> SimpleNamespace:
-        pair = doc_tables.ratio_of_curves(self.plan(table), panel, y, a, b, start)
-        self.enough(f"{table}, {panel}", {"n": pair.n})
-        return pair
 
     def curves(self, table: str, panel: str, y: str, x: float) -> dict[str, float]:
         values = doc_tables.curves_at(self.plan(table), panel, y, x)

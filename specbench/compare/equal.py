@@ -7,8 +7,6 @@ that variation that the curves share cancels. The mean difference over the range
 width. The band around the differences is simultaneous: with a probability of 95 % it contains the true difference at
 all values of x. Its width is the quantile of the largest deviation, each in units of its standard error (Montiel Olea
 and Plagborg-Møller 2019, sup-t).
-
-`of_rows` draws the same curves from rows alone, whose images are gone: not paired, so with wider intervals.
 """
 
 from __future__ import annotations
@@ -76,17 +74,6 @@ class CurvePoint:
     @property
     def x(self) -> float:
         return float(self.over.sum() / self.under.sum())
-
-
-@dataclass(frozen=True)
-class RowPoint:
-    """A row as a point of a curve, with the standard errors of x and y. key: of the row; curves may share a row."""
-
-    key: str
-    x: float
-    x_stderr: float
-    y: float
-    y_stderr: float
 
 
 @dataclass(frozen=True)
@@ -184,28 +171,9 @@ def curve(points: Sequence[CurvePoint], weights: np.ndarray) -> SampledCurve:
     return SampledCurve(np.sort((weights @ over) / (weights @ under), axis=1), y)
 
 
-def of_rows(curves: Mapping[str, Sequence[RowPoint]], samples: int = RESAMPLES) -> dict[str, SampledCurve]:
-    """The curves through these rows. In a sample, x and y of every row have independent normal errors, because a row
-    does not say how they vary together. A row that curves share has the same errors in all of them."""
-    rng, errors = np.random.default_rng(0), dict[str, np.ndarray]()
-    sampled = {}
-    for label, unsorted in curves.items():
-        points = sorted(unsorted, key=lambda p: p.x)
-        for p in points:
-            if p.key not in errors:
-                errors[p.key] = np.concatenate([np.zeros((2, 1)), rng.normal(size=(2, samples))], axis=1)
-        x = np.stack([p.x + p.x_stderr * errors[p.key][0] for p in points], 1)
-        y = np.stack([p.y + p.y_stderr * errors[p.key][1] for p in points], 1)
-        sampled[label] = SampledCurve(np.sort(x, axis=1), y)
-    return sampled
-
-
-def difference(
-    a: SampledCurve, b: SampledCurve, n: int, resolution: float = 0.0, from_x: float = -math.inf
-) -> CurveDifference | None:
-    """B minus A over the common range, or the part of it from `from_x` on, from the same samples of n prompts; None if
-    they have no such range."""
-    low = max(a.x[0, 0], b.x[0, 0], from_x)
+def difference(a: SampledCurve, b: SampledCurve, n: int, resolution: float = 0.0) -> CurveDifference | None:
+    """B minus A over the common range, from the same samples of n prompts; None if they have no such range."""
+    low = max(a.x[0, 0], b.x[0, 0])
     high = np.quantile(np.minimum(a.x[:, -1], b.x[:, -1]), 1 - _REACHED)
     if not low < high:
         return None

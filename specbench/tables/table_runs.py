@@ -285,9 +285,15 @@ def compared_row(test: TableTest, rows: Mapping[str, Cells | None], comparisons:
 
 
 def store(table: Table, results: Path, kind: str = "") -> Path:
-    """The file with the rows of a table; kind: "_test" for the rows of `specbench compare` for its tests, "_pairs" for
-    the pairs of its curves at equal values."""
-    return (results if table.rows_of == "run" else results / table.rows_of) / f"{table.id}{kind}.csv"
+    """The file with the rows of a table, which may be those of another one; kind: "_test" for the rows of `specbench
+    compare` for its tests, "_pairs" for the pairs of its curves at equal values."""
+    name = f"{table.id}{kind}" if kind else _with_lines(table)
+    return (results if table.rows_of == "run" else results / table.rows_of) / f"{name}.csv"
+
+
+def _with_lines(table: Table) -> str:
+    """The table that has the lines and runs of a table: itself, or the one that it compares."""
+    return (table.matched and table.matched.lines_of) or table.id
 
 
 # --- which runs -------------------------------------------------------------------------------------------------------
@@ -311,7 +317,7 @@ def plan(
     if seeds and table.matched is not None:
         raise UsageError(f"{table.id} compares curves prompt by prompt, with one seed each: leave --seeds out")
     table = replace(table, tests=()) if len(seeds) > 1 else table
-    home = runs / "tables" / ((table.matched and table.matched.lines_of) or table.id) / model
+    home = runs / "tables" / _with_lines(table) / model
     rows = _rows(table, results)
     todo = _plan(table.on(model, n, tuple(seeds), changes), home, {}, lambda run: rows(run.config_hash))
     given = {name: value for name, value in of_world(model, changes or {}).items() if name != "timed"}

@@ -115,47 +115,6 @@ def test_a_band_is_as_wide_as_the_largest_of_many_differences_asks_for() -> None
     assert difference.ratio_interval is None  # the other mean is 0
 
 
-def test_curves_of_rows_vary_as_the_standard_errors_say() -> None:
-    """Two points with the same x: the mean over the range is the mean of both, by the trapezoidal rule. 20,000 samples
-    find a standard error within 1.5 %."""
-    left, right = (
-        [equal.RowPoint(f"{name}{x}", x, 0.0, y, 0.1) for x in (2.0, 3.0)] for name, y in (("a", 2.0), ("b", 3.0))
-    )
-    curves = equal.of_rows({"a": left, "b": right[::-1]}, 20_000)
-    difference = equal.difference(curves["a"], curves["b"], 24)
-    assert difference is not None
-    assert (difference.mean_a, difference.mean_b) == (pytest.approx(2), pytest.approx(3))
-    error = 0.1 / np.sqrt(2)  # of each mean
-    assert np.diff(difference.interval) / 2 == pytest.approx(t.ppf(0.975, 23) * error * np.sqrt(2), rel=0.05)
-    assert difference.ratio_interval is not None
-    relative = np.hypot(error / 2, error / 3)  # of the ratio, by the delta method
-    assert np.diff(np.log(difference.ratio_interval)) / 2 == pytest.approx(t.ppf(0.975, 23) * relative, rel=0.05)
-    # Errors of x move a line with a slope of 1 as errors of y do.
-    slope = [equal.RowPoint(f"s{x}", x, 0.1, x, 0.0) for x in (2.0, 3.0)]
-    at = equal.of_rows({"s": slope}, 20_000)["s"].at(np.array([2.5]))
-    assert at[1:].std() == pytest.approx(error, rel=0.05)
-
-
-def test_curves_that_share_a_row_share_its_errors() -> None:
-    shared = equal.RowPoint("exact", 2.0, 0.1, 1.0, 0.1)
-    curves = equal.of_rows({name: [shared, equal.RowPoint(name, 3.0, 0.1, 2.0, 0.1)] for name in "ab"}, 100)
-    assert (curves["a"].y[:, 0] == curves["b"].y[:, 0]).all()
-    assert (curves["a"].y[1:, 1] != curves["b"].y[1:, 1]).all()
-    assert curves["a"].y[0].tolist() == [1.0, 2.0]
-
-
-def test_curves_can_be_compared_from_a_value_of_x_on() -> None:
-    """y rises from 0 to 2 and from 1 to 2 between 1 and 3: the means from 2 on are 1.5 and 1.75."""
-    one = np.ones((101, 1))
-    a, b = (equal.SampledCurve(one * [1.0, 3.0], one * [start, 2.0]) for start in (0.0, 1.0))
-    whole, part = (equal.difference(a, b, 24, from_x=x) for x in (-np.inf, 2.0))
-    assert whole is not None
-    assert part is not None
-    assert (whole.mean_a, whole.mean_b, part.mean_a, part.mean_b) == pytest.approx((1.0, 1.5, 1.5, 1.75))
-    assert (part.at[0], part.at[-1]) == (2.0, 3.0)
-    assert equal.difference(a, b, 24, from_x=3.0) is None
-
-
 TRUE_X = np.array([1.84, 1.90, 1.94, 2.07, 2.24, 2.38])
 TRUE_Y = np.array([0.0, 0.001, 0.008, 0.03, 0.077, 0.137])
 

@@ -10,7 +10,7 @@ import pytest
 
 from specbench.tables.catalog import TABLES
 
-OTHER_MODELS = {"sjd_table8", "relaxed_chain", "relaxed_chain_equal"}  # without rows of `llamagen_scenes`
+OTHER_MODELS = {"sjd_table8"}  # without rows of `llamagen_scenes`
 
 
 def test_every_table_is_made_by_one_step() -> None:

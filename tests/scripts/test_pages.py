@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import doc_tables
-import numpy as np
 import pages
 import pytest
 from commands import case
@@ -84,25 +83,6 @@ def test_a_rank_correlation_has_an_interval() -> None:
     assert [math.atanh(end) for end in (low, high)] == pytest.approx([1.0986 - 1.5923, 1.0986 + 1.5923], abs=1e-3)
 
 
-def test_the_ratio_of_curves_by_rows_agrees_with_the_paired_one(rows: pages.Rows) -> None:
-    """The point estimate has the same rows, and the interval, which is not paired, is wider."""
-    chain = "EAGLE-1, chain of 5"
-    [paired] = rows.pairs("relaxed_equal", panel=chain, a="UniformRSD", b="Cool-SD, exponential")
-    by_rows = rows.curve_ratio("relaxed", chain, "emitted_kl", "UniformRSD", "Cool-SD, exponential")
-    assert by_rows.ratio == pytest.approx(paired.ratio, rel=0.01)  # the ends of the ranges differ by their noise
-    assert by_rows.ratio_low < paired.ratio_low < paired.ratio_high < by_rows.ratio_high
-    start = "Cool-SD_exponential_1.1_EAGLE-1_chain_of_5"
-    part = rows.curve_ratio("relaxed", chain, "emitted_kl", "UniformRSD", "Cool-SD, exponential", start)
-    assert part.from_x == rows.lines("relaxed")[start].step_compression
-    # by hand: the mean of straight lines over the range
-    at = np.linspace(part.from_x, part.to_x, 21)
-    means = []
-    for label in ("Cool-SD, exponential", "UniformRSD"):
-        values = [rows.curves("relaxed", chain, "emitted_kl", x)[label] for x in at]
-        means.append(np.trapezoid(values, at))
-    assert part.ratio == pytest.approx(means[0] / means[1])
-
-
 def test_tables_of_the_same_lines_are_joined(rows: pages.Rows) -> None:
     drawn = rows.names["table_of_panel"]("windows", "Jacobi windows", "step_compression", 16, 32)
     scenes = {line[0]: line[1:] for line in doc_tables._cells(drawn)}
@@ -112,6 +92,11 @@ def test_tables_of_the_same_lines_are_joined(rows: pages.Rows) -> None:
     other = "| method | 8 |\n|---|---|\n" + "".join(f"| {name} | x |\n" for name in [*scenes][1:])
     head, *_ = doc_tables._cells(doc_tables.side_by_side({"a": drawn, "b": other}))
     assert head == ["method", "16, a", "32, a", "8, b"]
+    lines = {name: f"| m | 8 |\n|---|---|\n| x | {value} |" for name, value in (("a", 1), ("b", 2))}
+    stacked = doc_tables._cells(doc_tables.stacked_table("of", lines))
+    assert stacked == [["of", "8"], ["a", "1"], ["b", "2"]]
+    with pytest.raises(UsageError, match="columns"):
+        doc_tables.stacked_table("of", {"a": drawn})
     with pytest.raises(UsageError, match="lines"):
         doc_tables.side_by_side({"a": drawn, "b": "| method | 8 |\n|---|---|\n| SJD | x |\n"})
 
