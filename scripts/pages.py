@@ -115,15 +115,15 @@ class Rows:
 
     def __init__(self, results: Path, few: Sequence[str] = (), defined: Mapping[str, str] | None = None) -> None:
         self.results, self.few, self.defined = results, few, defined or {}
-        self.read, self.plan = cache(self._read), cache(self._plan)
+        self.read, self.plan, self.lines = cache(self._read), cache(self._plan), cache(partial(Lines, self))
 
     @cached_property
     def names(self) -> dict[str, Any]:
         """The namespace of a template's slots."""
         shared = (get, pm, estimate, ends, apart, z, rank_correlation, verdict)
         functions = {f.__name__: f for f in (abs, all, any, len, max, min, sum, zip, *shared)}
-        of_tables = (self.pairs, self.planned_pairs, self.curves, self.lines)
-        queries = {f.__name__: f for f in (self.rows, self.one, self.card, *of_tables)}
+        of_tables = (self.pairs, self.planned_pairs, self.curves)
+        queries = {f.__name__: f for f in (self.rows, self.one, self.card, *of_tables)} | {"lines": self.lines}
         constants = {
             "__builtins__": {},
             "settings": (),
@@ -133,7 +133,7 @@ class Rows:
             "mean": fmean,
         }
         drawn = {name: partial(_drawn, self.plan, draw) for name, draw in doc_tables.DRAWN.items()}
-        lines = {table: Lines(self, table) for table in catalog.TABLES}
+        lines = {table: self.lines(table) for table in catalog.TABLES}
         names = {**lines, **functions, **queries, **constants, **drawn, **doc_tables.WHOLE}
         for name, says in self.defined.items():
             names[name] = _evaluated(says, names)
@@ -198,9 +198,6 @@ class Rows:
         name, _, model = table.partition(".")
         requested = catalog.TABLES[name]
         return table_runs.plan(requested, model or requested.model, None, self.results)
-
-    def lines(self, table: str) -> Lines:
-        return Lines(self, table)
 
     def card(self, stage: str) -> SimpleNamespace:
         text = (self.results / "embedded_models.md").read_text(encoding="utf-8")
@@ -463,6 +460,7 @@ def _namespace(row: Mapping[str, str]) -> SimpleNamespace:
     return SimpleNamespace(**{name: _number(text) for name, text in row.items()})
 
 
+@cache
 def _number(text: str) -> Any:
     try:
         return float(text)

@@ -11,7 +11,7 @@ from scipy import stats
 
 from specbench.cli import tables as cli
 from specbench.errors import UsageError
-from specbench.tables import catalog, matched
+from specbench.tables import catalog, matched, table_runs
 from specbench.tables.catalog import TABLES, Source
 from specbench.tables.definitions import Table, TableFigure
 
@@ -104,3 +104,9 @@ def test_the_command_draws_pairs_and_no_lines(tmp_path: Path, capsys: pytest.Cap
     assert not named.startswith("|")  # nothing is measured: it is left out and named
     assert "δ=1.1" not in text
     assert [path.name for path in sorted((tmp_path / "tables").iterdir())] == ["relaxed_equal.md", "relaxed_equal.tex"]
+
+
+def test_a_comparison_has_the_rows_of_the_table_whose_lines_it_compares(tmp_path: Path) -> None:
+    compared = TABLES["chain_rules_paper"]
+    assert table_runs.store(compared, tmp_path) == tmp_path / "chain_rules.csv"
+    assert table_runs.store(compared, tmp_path, "_pairs") == tmp_path / "chain_rules_paper_pairs.csv"
