@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -113,7 +114,7 @@ def _curves(figure: TableFigure, table: Table, rows: Mapping[str, Cells | None])
                     *front, where="pre", color="black", lw=1.4, ls=":", zorder=3, label="Pareto front of the means"
                 )
             axis.set_xlabel(AXES.get(x) or columns[x].label.lower())
-            axis.set_ylabel(f"{columns[key].label}\n({columns[key].better} is better)")
+            axis.set_ylabel(f"{wrapped(columns[key].label)}\n({columns[key].better} is better)")
             axis.set_title(panel.label, fontsize=10)
             axis.grid(alpha=0.25)
     return finish(drawn, axes.flat, len(shown))
@@ -228,6 +229,11 @@ def apart(wanted: Sequence[float], gaps: Sequence[float], most: float = math.inf
     offsets = np.cumsum(gaps)
     moved = isotonic_regression(np.subtract(wanted, offsets)).x + offsets
     return list(np.minimum(moved, most - (offsets[-1] - offsets)))
+
+
+def wrapped(label: str) -> str:
+    """The label of a vertical axis, in lines that are no longer than a small panel is high."""
+    return textwrap.fill(label, 32)
 
 
 def pareto_front(points: Sequence[tuple[float, float]], down: bool) -> list[tuple[float, float]]:

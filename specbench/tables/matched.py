@@ -211,7 +211,7 @@ def _curves(
     for curve in panel.curves:
         points = figures.points(rows, curve.lines, x, y.key)
         figures.draw_points(axis, points, styles[curve.label], ms=4, elinewidth=0.6, label=curve.label)
-    axis.set_ylabel(y.label)
+    axis.set_ylabel(figures.wrapped(y.label))
     axis.set_title(panel.label, fontsize=10)
 
 
@@ -222,7 +222,7 @@ def _difference(axis: Axes, y: Column, pair: Pair, colour: str) -> None:
     axis.fill_between(at, low, high, color=colour, alpha=0.25, lw=0)
     axis.plot(at, differences, color=colour, lw=1.4)
     axis.axhline(0, color="0.3", lw=0.8)
-    axis.set_ylabel(f"{y.label}: difference")
+    axis.set_ylabel(figures.wrapped(f"{y.label}: difference"))
     axis.set_title(f"{row['b']}\nminus {row['a']}", fontsize=9)
     mean = f"ratio {ratio(row)}" if ratio(row) else f"mean {signed(row, y.decimals)}"
     text = mean + (f", p = {p:.2g}" if row["p"] else "")
