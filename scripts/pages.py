@@ -181,7 +181,7 @@ class Rows:
     def panels(self, table: str) -> set[str]:
         """The identifiers of the runs of each panel in which a table tests pairs of curves, on every model."""
         tested = catalog.TABLES[table]
-        source = self.results / f"{(tested.matched and tested.matched.lines_of) or table}.csv"
+        source = table_runs.store(tested, self.results)
         others = pd.read_csv(source, usecols=["model"]).model if source.exists() else ()
         models = {tested.model, *others}
         return set().union(*(self.plan(f"{table}.{model}").equal for model in models))

@@ -349,7 +349,7 @@ def _module(file: Path, conf: Path) -> ModuleType:
 
 
 class _FromSource(SourceFileLoader):
-    """Bytecode of a file counts as valid if the file was changed within the same second, so that it is not used."""
+    """Does not use bytecode, which counts as valid after a change of the file within the same second."""
 
     def get_code(self, fullname: str) -> CodeType | None:
         return self.source_to_code(self.get_data(self.path), self.path)
