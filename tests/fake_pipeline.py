@@ -47,6 +47,8 @@ def trace(steps: list[int], indices: list[int], empty: bool) -> Trace:
         emitted_tv=0.125 * (1 + index % 2 + position * 0) * (not empty),
         emitted_kl=0.25 * (1 + index % 2 + position * 0) * (not empty),
         emitted_outside=torch.zeros(len(steps), TOKENS),
+        emitted_kl_reverse=0.5 * (1 + index % 2 + position * 0) * (not empty),
+        emitted_missed=torch.zeros(len(steps), TOKENS),
         emitted_kl_optimal=0.125 * (1 + index % 2 + position * 0) * (not empty),
         emitted_ratio=torch.full((len(steps), TOKENS), 1.0 if empty else 2.0),
     )

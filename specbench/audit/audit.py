@@ -10,6 +10,7 @@ sequences are decoded at once nor on the number of processes.
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import pickle
 from collections.abc import Generator, Sequence
@@ -27,7 +28,7 @@ from specbench.audit.densities import DensityMethod, DensityPair
 from specbench.audit.levels import MARGIN
 from specbench.audit.models import TabularModel
 from specbench.audit.tabular import TabularDrafter
-from specbench.audit.verdicts import Counted, Exercised, LargestDistance, Progress, in_stages, of_first_draft
+from specbench.audit.verdicts import Counted, EmittedDistances, Exercised, Progress, in_stages, of_first_draft
 from specbench.audit.verifier import OutsideParts
 from specbench.config.run_config import RunConfig
 from specbench.decoding.batch import Decoded
@@ -51,7 +52,7 @@ Subject = models.Subject | DensityPair
 CPU = torch.device("cpu")
 _AT_ONCE = 1 << 20  # entries of a tensor (rows, nodes, V): a few of these fit in the cache
 _MOST_ROWS = 1 << 15
-_ENUMERATED = 256  # sequences at whose nodes the emitted distribution is enumerated
+_ENUMERATED = 1024  # sequences at whose nodes the emitted distribution is enumerated
 _MOST_TERMS = 1 << 9  # sequences of rejected candidates at a node, at most
 _DIED = "a process of the audit died, probably because memory ran out: use audit.workers=1"
 
@@ -176,8 +177,10 @@ class Method:
             "tv_noise": statistics.noise_floor(marginals, samples, seed),
             # a sequence that the grammar forbids belongs to no marginal
             "p_value": 0.0 if forbidden else statistics.goodness_of_fit(all_counts, marginals),
-            "emitted_tv": self._emitted_variation(model, seed),
+            **self._emitted(model, seed),
         }
+        if len(marginals) == 1:  # of whole sequences
+            columns["kl"] = None if forbidden else statistics.divergence(even[0], odds[0], marginals[0].probs)
         if self.outside is not None:
             columns |= self.outside.columns
         if self.chain and isinstance(model, TabularModel) and not model.grams:
@@ -185,14 +188,16 @@ class Method:
         mean = float((torch.stack(steps).sum(0) * per_step).sum() / samples)
         return Counted(torch.stack(firsts).sum(0), mean, exercised, columns)
 
-    def _emitted_variation(self, model: models.Subject, seed: int) -> float | None:
-        """The largest exact total variation at a visited node, see `LargestDistance`."""
+    def _emitted(self, model: models.Subject, seed: int) -> dict[str, float | None]:
+        """The columns of what is emitted at the nodes of some sequences, see `EmittedDistances`."""
         if not isinstance(self.config.verification, TokenWise) or self.config.drafter.shape.biased:
-            return None
+            return {"emitted_tv": None, "emitted_kl_sum": None}
         keys = [(seed, i) for i in range(_ENUMERATED)]
-        largest = LargestDistance(Emitted(self.config.rule, None, draws=0, most=_MOST_TERMS))
-        self._decoded(replace(self.config, observer=largest), model.prompts(len(keys)), keys)
-        return largest.value
+        distances = EmittedDistances(Emitted(self.config.rule, None, draws=0, most=_MOST_TERMS))
+        self._decoded(replace(self.config, observer=distances), model.prompts(len(keys)), keys)
+        known = distances.variation is not None and math.isfinite(distances.divergence)
+        total = distances.divergence / len(keys) if known else None
+        return {"emitted_tv": distances.variation, "emitted_kl_sum": total}
 
     def _decoded(self, config: DecoderConfig, prompts: Any, keys: list[tuple[int, int]]) -> Decoded[Trace]:
         """One sequence for each key (seed, number), on the CPU."""

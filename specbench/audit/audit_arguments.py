@@ -99,6 +99,10 @@ COLUMNS = {
     "emitted_tv": "the largest total variation, enumerated, between the distribution that the rule emits at a node\n"
     "and the target's, over the visited nodes; for token-wise verification of drafts that were drawn as reported.\n"
     f"Rounding in float32 is below {ROUNDING:g}",
+    "emitted_kl_sum": "KL(emitted || target) at the nodes, in nats: the sum over a sequence, mean over sequences.\n"
+    "It is an upper bound of KL(method || target)",
+    "kl": "KL(method || target) of whole sequences, in nats: of the counts of the decoded sequences, without the bias\n"
+    "of first order; about 0 for lossless methods",
     "drafter": "the drafter; if it needs a network, the model's drafter replaces it",
     "rule": "the acceptance rule",
     "variant": "the version of the method (docs/methods.md)",

@@ -115,6 +115,17 @@ def excess(counts: Tensor, probs: Tensor, event: Tensor) -> float:
     return float(counts[event].sum() / counts.sum() - probs[event].sum())
 
 
+def divergence(even: Tensor, odd: Tensor, probs: Tensor) -> float | None:
+    """KL(samples' distribution || probs) in nats, from the counts of two halves of the samples; None if a sample is
+    impossible. The divergence of counts is too large, by about (values - 1) / 2N: the halves show by how much."""
+    if bool(((even + odd) > 0)[probs == 0].any()):
+        return None
+    whole, a, b = (
+        float(torch.special.xlogy(f, f / probs).nansum()) for f in (x / x.sum() for x in (even + odd, even, odd))
+    )
+    return 2 * whole - (a + b) / 2
+
+
 def largest_variation(counts: Sequence[Tensor], marginals: Sequence[Marginal]) -> float:
     """The largest total variation of all marginals."""
     return max(total_variation(part, m.probs) for part, m in zip(counts, marginals, strict=True))

@@ -6,6 +6,7 @@ drafter reports its own parts (`Draft.parts`). Only events inside a sequence cou
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -98,10 +99,11 @@ class Exercised(Counter[str]):
 
 
 @dataclass
-class LargestDistance:
-    """The largest total variation `value` between a node's emitted distribution and the target's, over the visited
-    nodes inside the sequences; None as long as no exact value is known. It observes the steps of discrete tokens, of a
-    method whose tokens are drawn from the distributions that its drafter reports.
+class EmittedDistances:
+    """Distances of the nodes' emitted distributions from the target's, over the visited nodes inside the sequences:
+    the largest total variation (None as long as no exact value is known), and the sum of KL(emitted || target) in nats
+    (NaN if one of them is not exact). It observes the steps of discrete tokens, of a method whose tokens are drawn from
+    the distributions that its drafter reports.
 
     emitted: with exact values only. The distribution is the rule's, given the distributions of the node (see
     `decoding.emitted`). So this finds mistakes of the rule, whatever the drafts; whether the loop follows the rule is
@@ -109,18 +111,23 @@ class LargestDistance:
     """
 
     emitted: Emitted
-    value: float | None = None
+    variation: float | None = None
+    divergence: float = 0.0
 
     def __call__(self, stats: StepStats, total: int) -> None:
         draft, verdict = stats.draft, stats.verdict
         if not draft.tree.height or draft.unverified is not None or draft.parallel_positions is not None:
+            if draft.tree.height:  # a step without a draft emits the target's own distribution
+                self.divergence = math.nan
             return
-        variation = self.emitted.step(draft, verdict, stats.target, stats.steps)[0]
-        depth = torch.arange(variation.shape[1], device=variation.device)
-        visited = (depth <= verdict.length[:, None]) & (depth < (total - stats.num_committed)[:, None])
-        known = variation[visited & stats.active[:, None] & ~variation.isnan()]
+        tv, kl, outside, *_ = self.emitted.step(draft, verdict, stats.target, stats.steps)
+        depth = torch.arange(tv.shape[1], device=tv.device)
+        inside = (depth <= verdict.length[:, None]) & (depth < (total - stats.num_committed)[:, None])
+        visited = inside & stats.active[:, None]
+        self.divergence += float(torch.where(outside > 0, torch.inf, kl)[visited].sum(dtype=torch.float64))
+        known = tv[visited & ~tv.isnan()]
         if len(known):
-            self.value = max(self.value or 0.0, float(known.max()))
+            self.variation = max(self.variation or 0.0, float(known.max()))
 
 
 @dataclass

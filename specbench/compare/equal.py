@@ -20,7 +20,7 @@ from itertools import combinations
 import numpy as np
 
 from specbench.compare import passes
-from specbench.compare.comparison import STATISTICS
+from specbench.compare.comparison import STATISTICS, Statistic
 from specbench.compare.passes import ScoredPass
 from specbench.config import indices
 from specbench.errors import UsageError, plain, unknown
@@ -57,7 +57,13 @@ RESAMPLES = 9_999
 _VALUES = 21  # values of x at which curves are compared
 _REACHED = 0.975  # the share of the samples that reach the upper end of the range
 _NEGLIGIBLE = 1e-12  # relative; a smaller error is rounding
-_Y = {statistic.name: statistic for statistic in STATISTICS}
+#: The divergence the other way round is of the same tokens: curves show it, and `compare` does not test it again.
+_REVERSE = Statistic(
+    "emitted_kl_reverse",
+    lambda r: r.emitted_kl_reverse,
+    "KL(target || emitted) is {d} nats {more} with {b} than with {a}",
+)
+_Y = {statistic.name: statistic for statistic in (*STATISTICS, _REVERSE)}
 
 
 @dataclass(frozen=True)

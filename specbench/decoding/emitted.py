@@ -48,18 +48,22 @@ _ROUNDING = 1e-6
 
 
 def distances(p: Tensor, e: Tensor) -> Tensor:
-    """The total variation of e (..., V) from p (..., V), KL(e || p) in nats over the tokens with p > 0, and the mass of
-    e on the other tokens, where the divergence is infinite: (3, ...).
+    """The distances of e (..., V) from p (..., V), as (5, ...): the total variation; KL(e || p) in nats over the tokens
+    with p > 0; the mass of e on the other tokens, where this divergence is infinite; KL(p || e) in nats over the tokens
+    with e > 0; and the mass of p on the other tokens, where that one is infinite.
 
-    The divergence is the sum of e log(e / p) - e + p. Its terms are never negative, and rounding errors in the sums of
+    A divergence is the sum of e log(e / p) - e + p. Its terms are never negative, and rounding errors in the sums of
     the distributions do not matter.
     """
-    change, supported = e - p, p > 0
+    change, supported, emitted = e - p, p > 0, e > 0
     relative = change / p.clamp_min(1e-37)
-    near = p * relative.square() * (0.5 - relative / 6 + relative.square() / 12)  # accurate to 1e-9 where it is used
-    far = e * (e.clamp_min(1e-38) / p.clamp_min(1e-38)).log() - change
-    kl = torch.where(supported, torch.where(relative.abs() < 1e-2, near, far), 0.0)
-    return torch.stack([0.5 * sum_last(change.abs()), sum_last(kl), sum_last(torch.where(supported, 0.0, e))])
+    close, square = relative.abs() < 1e-2, relative.square()  # the series are accurate to 1e-8 there
+    log = (e.clamp_min(1e-38) / p.clamp_min(1e-38)).log()
+    kl = torch.where(close, p * square * (0.5 - relative / 6 + square / 12), e * log - change)
+    reverse = torch.where(close, p * square * (0.5 - relative / 3 + square / 4), change - p * log)
+    masses = torch.where(supported, 0.0, e), torch.where(emitted, 0.0, p)
+    kl, reverse = torch.where(supported, kl, 0.0), torch.where(emitted, reverse, 0.0)
+    return torch.stack([sum_last(x) for x in (0.5 * change.abs(), kl, masses[0], reverse, masses[1])])
 
 
 def largest_ratio(p: Tensor, e: Tensor) -> Tensor:
@@ -183,11 +187,11 @@ class Emitted:
     most: int = _EXACT
 
     def step(self, draft: Draft, verdict: VerificationResult, target: Distributions, step: Tensor) -> Tensor:
-        """The measures (5, B, D + 1) of the nodes of the accepted path, the root first: the `distances`; the least
+        """The measures (7, B, D + 1) of the nodes of the accepted path, the root first: the `distances`; the least
         divergence with which the node's token could be accepted as often (`least_divergence`); and the `largest_ratio`.
         Entries after the end of the path are arbitrary. Entries that are not computed are NaN: all of a deterministic
-        rule on sampled trees, and the least divergence of several or deterministic candidates. target: the target's
-        distributions; step (B,): keys the random numbers."""
+        rule on sampled trees, the least divergence of several or deterministic candidates, and KL(p || e) of averages
+        over draws. target: the target's distributions; step (B,): keys the random numbers."""
         tree, path = draft.tree, verdict.path_with_root
         sampled = draft.sampled is None and target.sampling.temperature > 0
         if self.rule.deterministic and not (tree.is_chain and sampled):
@@ -195,8 +199,8 @@ class Emitted:
         draws = 2 * -(-self.draws // 2)
         numbers = len(path), tree.height, tree.width, draws
         u = self.rng.uniform(step, EMITTED, *numbers[1:]) if self.rng and draws else target.p.new_zeros(numbers)
-        measures = target.p.new_zeros(len(path), tree.height + 1, 5)
-        measures[..., 4] = 1  # after a full draft e = p
+        measures = target.p.new_zeros(len(path), tree.height + 1, 7)
+        measures[..., -1] = 1  # after a full draft e = p
         for depths, width in _groups(tree):
             rows, depth = _on_path(verdict.length, depths)
             siblings = width > 1 or self.rule.residual_by_token
@@ -265,9 +269,11 @@ def _visited(draft: Draft, p: Tensor, row: Tensor, node: Tensor, width: int) -> 
 
 
 def _corrected(p: Tensor, e: Tensor) -> Tensor:
-    """The `distances` (3, B, n) of distributions e (B, n, H, V) from `distributions`, without their bias; see
-    `Emitted`."""
+    """The `distances` (5, B, n) of distributions e (B, n, H, V) from `distributions`, without their bias; see
+    `Emitted`. KL(p || e) of averages over draws is NaN: it is infinite where a half has not drawn a token."""
     if e.shape[2] == 1:
         return distances(p, e[:, :, 0])
     whole, a, b = (distances(p, x) for x in (e.mean(2), *e.unbind(2)))
-    return 2 * whole - (a + b) / 2
+    corrected = 2 * whole - (a + b) / 2
+    corrected[3:] = torch.nan
+    return corrected

@@ -74,20 +74,20 @@ def _of_image(trace: dict[str, np.ndarray], steps: int, passes: int) -> dict[str
 def _emitted(trace: dict[str, np.ndarray], accepted: np.ndarray, offered: np.ndarray) -> dict[str, Any]:
     """The measures of an image's emitted distributions: None if they were not computed, and for an infinite divergence.
     accepted, offered: the values of each step."""
-    names = ("emitted_tv", "emitted_kl", "emitted_outside", "emitted_kl_optimal")
-    tv, kl, outside, least = (
+    names = tuple("emitted_" + name for name in "tv kl outside kl_reverse missed kl_optimal".split())
+    tv, kl, outside, reverse, missed, least = (
         float(trace[name].mean(dtype=np.float64)) if trace[name].size else np.nan for name in names
     )
     more = ("emitted_ratio_max", "emitted_log_ratio")
     if np.isnan(tv):
         return dict.fromkeys((*names, *more))
-    means = _rounded(tv), None if outside > 0 else _rounded(kl), _rounded(outside)
+    means = [tv, np.nan if outside > 0 else kl, outside, np.nan if missed > 0 else reverse, missed, least]
     depth = np.concatenate([np.arange(1, a + 2) for a in accepted])[: len(trace["emitted_ratio"])]
     drafted = depth <= np.repeat(offered, accepted + 1)[: len(depth)]  # a bonus token has no draft
     logs = np.log(trace["emitted_ratio"].astype(np.float64))
     by_depth = [logs[drafted & (depth == d)].mean() for d in range(1, depth[drafted].max(initial=0) + 1)]
     return {
-        **dict(zip(names, (*means, None if np.isnan(least) else _rounded(least)), strict=True)),
+        **{name: None if np.isnan(mean) else _rounded(mean) for name, mean in zip(names, means, strict=True)},
         more[0]: _rounded(trace["emitted_ratio"].max()),
         more[1]: [round(float(x), 4) for x in by_depth],
     }

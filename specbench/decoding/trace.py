@@ -28,9 +28,9 @@ class Trace:
     log_prob (B, T): natural-log probability of every emitted token under the target, with guidance and temperature but
     before top-k and top-p (at temperature 0: at temperature 1).
 
-    emitted_tv, emitted_kl, emitted_outside, emitted_kl_optimal, emitted_ratio (B, T): for every emitted token, the
-    distance of the distribution that it was emitted from to the target's, see `emitted.Emitted.step`; (B, 0) if not
-    measured.
+    emitted_tv, emitted_kl, emitted_outside, emitted_kl_reverse, emitted_missed, emitted_kl_optimal, emitted_ratio (B,
+    T): for every emitted token, the distance of the distribution that it was emitted from to the target's, see
+    `emitted.Emitted.step`; (B, 0) if not measured.
     """
 
     accepted: Tensor
@@ -43,6 +43,8 @@ class Trace:
     emitted_tv: Tensor
     emitted_kl: Tensor
     emitted_outside: Tensor
+    emitted_kl_reverse: Tensor
+    emitted_missed: Tensor
     emitted_kl_optimal: Tensor
     emitted_ratio: Tensor
 
@@ -55,7 +57,7 @@ _TOLERANCE = 1e-3
 #: trace. Vanilla decoding needs only the first row.
 _SUMS, _STATISTICS = ("target", "drafter"), ("accepted", "offered", "first", "tv", "top1", "top3")
 #: The fields of a trace that `emitted.Emitted.step` computes, in its order.
-_DISTANCES = ("emitted_tv", "emitted_kl", "emitted_outside", "emitted_kl_optimal", "emitted_ratio")
+_DISTANCES = tuple("emitted_" + name for name in "tv kl outside kl_reverse missed kl_optimal ratio".split())
 
 
 @dataclass

@@ -46,6 +46,7 @@ SHOWN: dict[str, ShownColumn] = {
     "log_prob_mean": ShownColumn("Log-probability of a token (nats)", "higher", 3, FLOAT32),
     "emitted_kl": ShownColumn("KL(emitted, target) of a token (nats)", "lower", 4, FLOAT32),
     "emitted_tv": ShownColumn("Total variation of emitted and target", "lower", 4, FLOAT32),
+    "emitted_kl_reverse": ShownColumn("KL(target, emitted) of a token (nats)", "lower", 4, FLOAT32),
     "emitted_kl_ratio": ShownColumn("KL(emitted, target) / the least possible", "lower", 3),
     "emitted_ratio_max": ShownColumn("Largest emitted / target probability", "lower", 2),
     "perplexity": ShownColumn("Perplexity", "lower", 2),
@@ -85,6 +86,8 @@ _LIKELIHOOD = {
     "log_prob_mean": "natural-log probability of a token under the target, with guidance and temperature (1 if it is 0)"
     " but before top-k and top-p, mean over all tokens of all images",
     "log_prob_std": "its standard deviation over all tokens of all images",
+    "emitted_kl_reverse": "KL(target || emitted) in nats, mean over all tokens; empty where it is infinite, or known"
+    " only by draws of rejected tokens",
     "emitted_kl_optimal": "minimum emitted_kl at the same acceptance at every node, in nats; rule=band reaches it"
     " (docs/band.md); for chains of sampled tokens",
     "emitted_kl_ratio": "emitted_kl / emitted_kl_optimal: 1 is the frontier; empty if both are rounding errors"
@@ -159,7 +162,7 @@ _ESTIMATES = frozenset(
     "log_prob_mean accepted_length_mean steps step_compression acceptance_rate draft_acceptance_rate first_accept"
     " draft_tv draft_top1 draft_top3 draft_passes residual_tries proposals_mean latency_s_mean tokens_per_s"
     " images_per_s text_s pixels_s speedup_latency speedup_throughput speedup_step baseline_latency_s"
-    " emitted_kl_optimal emitted_kl_ratio".split()
+    " emitted_kl_reverse emitted_kl_optimal emitted_kl_ratio".split()
 )
 
 

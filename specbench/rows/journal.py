@@ -124,10 +124,13 @@ class Record:
     draft_top3: float | None = None  # share of drafts with the target's top-1 in their top-3
     # The distance between the distributions that its tokens were emitted from and the target's (see
     # `decoding.emitted`), means over tokens: total variation; KL divergence in nats, None if it is infinite; mass where
-    # the target has none.
+    # the target has none; the divergence the other way round, KL(target || emitted), and the target's mass on tokens
+    # that are never emitted.
     emitted_tv: float | None = None
     emitted_kl: float | None = None
     emitted_outside: float | None = None
+    emitted_kl_reverse: float | None = None
+    emitted_missed: float | None = None
     # For chains of sampled tokens, in nats: the minimum KL divergence at the same acceptance, mean over tokens; and the
     # maximum ratio of a token's emitted probability to the target's: over all tokens, and for each depth at which they
     # were verified, from 1 on, the mean of its natural logarithm.

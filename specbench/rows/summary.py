@@ -184,6 +184,7 @@ def columns(images: Sequence[Record], raster: bool = True) -> dict[str, Any]:
                 "log_prob_mean": log_prob,
                 "emitted_tv": _over_tokens(images, [r.emitted_tv for r in images]),
                 "emitted_kl": _over_tokens(images, [r.emitted_kl for r in images]),
+                "emitted_kl_reverse": _over_tokens(images, [r.emitted_kl_reverse for r in images]),
                 "emitted_kl_optimal": _over_tokens(images, [r.emitted_kl_optimal for r in images]),
             }
         )

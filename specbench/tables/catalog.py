@@ -240,7 +240,11 @@ def table(name: str, source: Source) -> Table:
         "baseline": overrides(source, "baseline", source.mapping("baseline", content.get("baseline"))),
         "content": {"name": name, **content},
     }
-    return source.made("", Table, {k: v for k, v in content.items() if k not in ("name", "with")} | parsed)
+    made = source.made("", Table, {k: v for k, v in content.items() if k not in ("name", "with")} | parsed)
+    shown = [column.key for column in made.columns]
+    if missing := [y for y in (made.matched.y if made.matched else ()) if y not in shown]:
+        raise source.fault(f"matched: y has {missing[0]}, which is not one of its columns: add it to columns")
+    return made
 
 
 def suite(name: str, source: Source) -> Suite:

@@ -488,6 +488,7 @@ STANDARD = {
             measured_as="KL divergence between what a token is emitted from and the target, mean over all tokens: "
             "0 is lossless",
         ),
+        row_column("emitted_kl_reverse", "Reverse KL (nats)"),
         row_column("acceptance_rate", measured_as="accepted over verified draft tokens"),
         row_column("draft_acceptance_rate", measured_as="accepted over all drafted tokens"),
         Column("entropy", "Entropy (nats)", "lower", 2, "of the guided distribution of a token, mean over tokens"),

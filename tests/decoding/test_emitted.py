@@ -163,7 +163,8 @@ def test_drawn_rejections_average_to_the_distribution(name: str) -> None:
     # five standard errors, and float32
     near = 5 * every.flatten(0, 1).std(0) / math.sqrt(2 * count) + 1e-6
     assert ((every.mean((0, 1)) - expected).abs() < near).all()
-    tv, kl, outside = emitted._corrected(nodes.p, computed)[:, :, 0].double()
+    tv, kl, outside, *others = emitted._corrected(nodes.p, computed)[:, :, 0].double()
+    assert torch.stack(others).isnan().all()
     exact = distances(p[0, 0].double(), expected)
     assert abs(float(kl.mean() - exact[1])) < 5 * float(kl.std()) / math.sqrt(count) + 1e-6
     assert float(outside.abs().max()) == 0
@@ -176,14 +177,19 @@ def test_drawn_rejections_average_to_the_distribution(name: str) -> None:
 def test_the_distances() -> None:
     p = torch.tensor([[0.5, 0.25, 0.25, 0.0], [1.0, 0.0, 0.0, 0.0]])
     e = torch.tensor([[0.25, 0.25, 0.5, 0.0], [0.5, 0.25, 0.0, 0.25]])
-    tv, kl, outside = distances(p, e)
+    tv, kl, outside, reverse, missed = distances(p, e)
     assert tv.tolist() == [0.25, 0.5]
     assert float(kl[0]) == pytest.approx(0.25 * math.log(0.5) + 0.5 * math.log(2))
     assert outside.tolist() == [0, 0.5]
+    assert missed.tolist() == [0, 0]
+    assert reverse.tolist() == pytest.approx([0.25 * math.log(2), math.log(2)])
+    assert distances(e[1], p[1])[1:].tolist() == pytest.approx([math.log(2), 0, 0.5 - 0.5 * math.log(2), 0.5])
     for off in (1e-3, 1e-2, 0.1):  # either side of where the formula changes
         near = p[:1] * (1 + off * torch.tensor([1.0, -1, -1, 0]))
         a, b = near[0, :3].double(), p[0, :3].double()
-        assert float(distances(p[:1], near)[1, 0]) == pytest.approx(float((a * (a / b).log() - a + b).sum()), rel=1e-4)
+        for measure, (x, y) in ((1, (a, b)), (3, (b, a))):
+            expected = float((x * (x / y).log() - x + y).sum())
+            assert float(distances(p[:1], near)[measure, 0]) == pytest.approx(expected, rel=1e-4)
 
 
 # --- images and rows ------------------------------------------------------------------------------------------------
@@ -199,13 +205,17 @@ def test_an_infinite_divergence_is_no_value() -> None:
     [infinite] = emitted_remarks(cfg, records)
     assert (infinite.code, infinite.values["share"]) == ("emitted_infinite", pytest.approx(0.005))
     assert emitted_remarks(cfg, images(trace(), [4, 9])) == []
+    missing = images(trace(missed=0.09), [4, 9])
+    assert [(r.emitted_kl, r.emitted_kl_reverse) for r in missing] == [(0.5, None), (0.0, 0.0)]
+    row = summary.columns(missing)
+    assert (row["emitted_kl"], row["emitted_kl_reverse"]) == (0.25, None)
 
 
 def test_a_missing_measurement_is_no_value() -> None:
     measured, cfg = trace(), configuration.compose(["method=medusa"])
-    five = ["emitted_tv", "emitted_kl", "emitted_outside", "emitted_kl_optimal", "emitted_ratio"]
+    fields = ["emitted_" + name for name in "tv kl outside kl_reverse missed kl_optimal ratio".split()]
     for absent in (torch.zeros(2, 0), torch.full((2, 9), torch.nan)):
-        records = images(replace(measured, **dict.fromkeys(five, absent)), [4, 9])
+        records = images(replace(measured, **dict.fromkeys(fields, absent)), [4, 9])
         row = summary.columns(records)
         assert [row[c] for c in ("emitted_tv", "emitted_tv_stderr", "emitted_kl", "emitted_kl_stderr")] == [None] * 4
         assert emitted_remarks(cfg, records) == [remark("emitted_tree", "emitted_kl", rule="typical")]
@@ -272,7 +282,7 @@ def test_nodes_after_the_end_of_a_path_do_not_matter(
     visited = decoded(RULES[name], paths, count=300).trace
     monkeypatch.setattr(ops, "DYNAMIC_SHAPES", ())
     every = decoded(RULES[name], paths, count=300).trace
-    for field in ("emitted_tv", "emitted_kl", "emitted_ratio"):
+    for field in ("emitted_tv", "emitted_kl", "emitted_kl_reverse", "emitted_ratio"):
         torch.testing.assert_close(getattr(every, field), getattr(visited, field), atol=1e-6, rtol=1e-5)
     assert visited.emitted_tv.max() > 0.01
 

@@ -144,6 +144,7 @@ def test_the_values_of_a_row(bench: Bench) -> None:
         "log_prob_stderr": stderr(np.reshape(LOG_PROB, (6, -1)).mean(1)),
         "perplexity_backend": "target:llamagen_scenes@0, cfg_scale 3, temperature 1",
         "emitted_tv": 0.1875, "emitted_kl": 0.375, "emitted_kl_stderr": stderr([0.25, 0.5] * 3),
+        "emitted_kl_reverse": 0.75,
         "emitted_kl_optimal": 0.1875, "emitted_kl_ratio": 2.0, "emitted_kl_ratio_stderr": 0.0, "emitted_ratio_max": 2.0,
         "emitted_kl_backend": "target:llamagen_scenes@0, cfg_scale 3, temperature 1",
     }  # fmt: skip

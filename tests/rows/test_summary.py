@@ -27,9 +27,10 @@ from specbench.rows.columns import _ESTIMATES, COLUMNS, NUMBERS, stderr_of
 from specbench.rows.journal import Record, from_line, to_line
 
 
-def trace(outside: float = 0.0) -> Trace:
+def trace(outside: float = 0.0, missed: float = 0.0) -> Trace:
     """Two images of 3x3 tokens. The first takes four steps: two of three tokens kept; no draft; one kept; three kept,
-    which end the image. Its last token has mass `outside` where the target has none. The second image has no drafts."""
+    which end the image. Its last token has mass `outside` where the target has none, and the one before misses
+    `missed` of the target's mass. The second image has no drafts."""
     accepted, offered, first, tv = torch.zeros(4, 2, 9)
     accepted[0, :4] = torch.tensor([2, 0, 1, 3])
     offered[0, :4] = torch.tensor([3, 0, 3, 3])
@@ -39,10 +40,10 @@ def trace(outside: float = 0.0) -> Trace:
     top1[0, 0] = True
     top3[0, :3:2] = True
     log_prob = torch.stack([-torch.arange(1.0, 10), torch.full((9,), -2.0)])
-    distances = torch.zeros(5, 2, 9)
-    distances[:4, 0] = torch.tensor([0.25, 0.5, 0, 0.25])[:, None]
-    distances[2, 0, 8] = outside
-    distances[4] = torch.tensor([[2.0, 4, 8, 1, 2, 4, 2, 4, 8], [1] * 9])  # two to the power of the depth
+    distances = torch.zeros(7, 2, 9)
+    distances[:6, 0] = torch.tensor([0.25, 0.5, 0, 0.75, 0, 0.25])[:, None]
+    distances[2, 0, 8], distances[4, 0, 7] = outside, missed
+    distances[6] = torch.tensor([[2.0, 4, 8, 1, 2, 4, 2, 4, 8], [1] * 9])  # two to the power of the depth
     return Trace(accepted.long(), offered.long(), first, tv, top1, top3, log_prob, *distances)
 
 
@@ -70,6 +71,8 @@ def test_the_fields_of_a_record() -> None:
         "emitted_tv": 0.25,
         "emitted_kl": 0.5,
         "emitted_outside": 0.0,
+        "emitted_kl_reverse": 0.75,
+        "emitted_missed": 0.0,
         "emitted_kl_optimal": 0.25,
         "emitted_ratio_max": 8.0,
         "emitted_log_ratio": [0.6931, 1.3863, 2.0794],
@@ -81,7 +84,7 @@ def test_the_fields_of_a_record() -> None:
         "verified_by_depth": [],
         "log_prob_mean": -2.0,
         "log_prob_std": 0.0,
-        **dict.fromkeys(["emitted_tv", "emitted_kl", "emitted_outside", "emitted_kl_optimal"], 0.0),
+        **dict.fromkeys(["emitted_" + name for name in "tv kl outside kl_reverse missed kl_optimal".split()], 0.0),
         "emitted_ratio_max": 1.0,
         "emitted_log_ratio": [],
         "draft_passes": 45,
@@ -102,6 +105,7 @@ def test_the_columns_of_a_row() -> None:
         "log_prob_std": np.std(every),
         "emitted_tv": 0.125,
         "emitted_kl": 0.25,
+        "emitted_kl_reverse": 0.375,
         "emitted_kl_optimal": 0.125,
         "emitted_kl_ratio": 2.0,
         "emitted_ratio_max": 8.0,
@@ -119,6 +123,7 @@ def test_the_columns_of_a_row() -> None:
         "perplexity_stderr": 1.5 * math.exp(3.5),
         "emitted_tv_stderr": 0.125,
         "emitted_kl_stderr": 0.25,
+        "emitted_kl_reverse_stderr": 0.375,
         "emitted_kl_optimal_stderr": 0.125,
         "draft_passes_stderr": 12.5,  # for 20 and 45
     }
