@@ -68,7 +68,9 @@ def one_by_one(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _padded(rows: Tensor, weight: Tensor, bias: Tensor | None, multiple: int, at_most: int) -> Tensor:
-    padded = F.pad(rows, (0, 0, 0, -len(rows) % multiple))
+    padded = F.pad(rows, (0, 0, 0, -len(rows) % multiple))  # a copy, even without padding: see `_joined`
+    if len(padded) <= at_most:
+        return F.linear(padded, weight, bias)[: len(rows)]
     return _joined(padded.split(at_most), weight, bias)[: len(rows)]
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from specbench.storage.package import __version__
 
 
+@cache
 def commit() -> str:
-    """The checkout's commit, with -dirty if its code or configurations differ from it. Without a checkout or without
-    git, the value of the variable SPECBENCH_COMMIT, or ""."""
+    """The checkout's commit, with -dirty if its code or configurations differ from it; read once, because a process
+    runs the code that it has loaded. Without a checkout or without git, the value of the variable SPECBENCH_COMMIT, or
+    ""."""
     root = Path(__file__).resolve().parents[2]
     if _git(root, "rev-parse", "--show-toplevel") != str(root):  # e.g. installed inside another repository
         return os.environ.get("SPECBENCH_COMMIT", "")
