@@ -53,8 +53,9 @@ def report(row: Row, cfg: RunConfig) -> str:
     have the rest."""
     row = shown(row)
     compared = {item.column: item for item in differences(row, _columns(cfg))}
+    saved = "step_compression" if row.get("speedup_step") is None else "speedup_step"  # without a baseline
     lines = [
-        ("steps", f"{_value(row, 'speedup_step', 'x')} fewer ({_value(row, 'accepted_length_mean')} tokens a step)"),
+        ("steps", f"{_value(row, saved, 'x')} fewer ({_value(row, 'accepted_length_mean')} tokens a step)"),
         ("seconds", _seconds_saved(row)),
         ("divergence", _divergence(row)),
         *((name, _metric(row, name, compared.get(name))) for name in _columns(cfg)),

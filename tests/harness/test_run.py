@@ -488,6 +488,12 @@ def test_the_report_names_what_was_written(bench: Bench) -> None:
     assert "6 pairs" not in untimed
 
 
+def test_saved_steps_need_no_vanilla_run(bench: Bench) -> None:
+    row = bench.run("baseline=false", "timing=false")
+    assert row["speedup_step"] is None
+    assert f"{row['step_compression']:.2f}" in bench.outcome.report().splitlines()[1]
+
+
 def test_a_report_marks_what_is_doubtful(bench: Bench) -> None:
     row = bench.run() | {"timed_pairs": 3, "timing_valid": "false", "speedup_latency_stderr": None}
     row["remarks"] = as_json([remark("not_timed"), remark("negative", "clip_score"), remark("biased", "fid")])
