@@ -372,6 +372,7 @@ class Suite:
         """The Hydra overrides of the run of a line: the model, the line's parameters, and the remaining shared ones."""
         model = self.model(cell)
         values = line.on(model, self.table.model) or {}
+        model = values.get("model", model)  # a line may have its own
         if "seed" in values and "seed" in self.fixed:
             raise UsageError(f"line {line.key} has its own seed: leave seeds out")
         own = {name: value for name, value in of_world(model, values).items() if name not in self.fixed}

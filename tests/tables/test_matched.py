@@ -58,6 +58,7 @@ def test_a_wrong_key_is_named() -> None:
     panels = {"P": {"without_first": ["other"], "lines": {"a": {"rule": "uniform"}}}}
     for changes, words in (
         ({"matched": {"y": ["emitted_kl"], "at": {}}}, "matched has no 'at'"),
+        ({"matched": {"y": ["perplexity"]}}, "perplexity, which is not one of its columns"),
         ({"matched": {"lines_of": "relaxed"}}, "missing a required argument: 'y'"),
         ({"panels": panels}, "without_first has other"),
     ):

@@ -26,7 +26,7 @@ from specbench.rows.csv_files import as_cells, read_rows
 from specbench.rows.remark import as_json, free
 from specbench.tables import catalog, figures, filled, layout, table_runs
 from specbench.tables.catalog import Source
-from specbench.tables.definitions import TableFigure
+from specbench.tables.definitions import TableFigure, named
 from specbench.tables.table_runs import TablePlan
 
 SUITE = {
@@ -477,3 +477,14 @@ def test_a_label_names_the_values_of_its_line() -> None:
         content = {"lines": {"a": {"label": label, "method": "sjd_pac"}}}
         with pytest.raises(UsageError, match="window|delta"):
             catalog.suite("mine", Source("mine", content))
+
+
+def test_a_line_with_a_model_of_its_own_has_that_models_metrics_and_prompts() -> None:
+    source = {"lines": {"a": {"method": "sjd"}, "b": {"method": "sjd", "model": "llamagen_fashion"}}}
+    shared = {"with": {"data": "scenes_geneval", "metrics": ["scenes_geneval", "scenes_reward"]}}
+    suite = catalog.table("own", Source("own.yaml", source | shared)).on("llamagen_scenes")
+    [cell] = suite.cells()
+    first, second = (named(suite.overrides(line, cell)) for line in suite.table.lines)
+    assert (first["metrics"], first["data"]) == ("[scenes_geneval,scenes_reward]", "scenes_geneval")
+    assert second["metrics"] == "[fashion_reward]"
+    assert "data" not in second
