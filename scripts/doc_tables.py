@@ -25,6 +25,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from specbench.audit import model_recipes, verdicts
 from specbench.config import configuration, parameters
 from specbench.errors import UsageError
@@ -395,6 +397,32 @@ def _others(published: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={_text(x)}" for name, x in stated.items() if _text(x) != _text(settings[name]))
 
 
+def table_of_commits() -> str:
+    """The commits of the rows under results/, and why numbers.yaml excepts those that are not of its commit."""
+    results = ROOT / "results"
+    about = yaml.safe_load((results / "numbers.yaml").read_text(encoding="utf-8"))
+    made: dict[str, Counter[str]] = {}
+    for path in sorted(results.rglob("*.csv")):
+        columns, lines = csv_lines(path)
+        for _, row in lines if "commit" in columns else ():
+            made.setdefault(row["commit"], Counter())[path.relative_to(results).as_posix()] += 1
+    body = [["commit", "rows", "of", "why not of the first one"]]
+    for commit, files in sorted(made.items(), key=lambda item: -item[1].total()):
+        name = commit[:8] + "-dirty" * commit.endswith("-dirty")
+        if commit.startswith(str(about["commit"])):
+            body.append([f"`{name}`", str(files.total()), "all other files", ""])
+            continue
+        why = {_why(about["except"], file) for file in files}
+        body.append([f"`{name}`", str(files.total()), ", ".join(f"`{file}`" for file in files), "; ".join(sorted(why))])
+    return markdown(body)
+
+
+def _why(exceptions: Mapping[str, str | Mapping[str, str]], file: str) -> str:
+    matching = [pattern for pattern in exceptions if Path(file).match(pattern)]
+    entry = exceptions[max(matching, key=lambda pattern: pattern.count("/"))]
+    return entry if isinstance(entry, str) else entry["reason"]
+
+
 def main_job() -> str:
     """The lines with which `make run` ends, by its row."""
     [row] = read_rows(ROOT / "results/main_job.csv")
@@ -417,6 +445,7 @@ WHOLE = {
         table_of_rehearsals,
         table_of_gpu_steps,
         table_of_gpu_gates,
+        table_of_commits,
         joined_table,
         side_by_side,
         stacked_table,
