@@ -2,8 +2,9 @@
 
 Commands are in indented blocks. They run here one after the other, from the top, in one folder with a file of prompts,
 images and two small data sets, and with a fake pipeline, so that every method and model decodes at once. `SMALLER`
-makes a command quick. A command that several pages print runs once, unless it resumes a run. `NOT_RUN` names the commands that need weights, a network, a GPU or hours, with the reason; their
-arguments are checked. Any other command that is not `specbench` fails.
+makes a command quick, and one that several pages print runs once, unless it resumes a run. `NOT_RUN` names the commands
+that need weights, a network, a GPU or hours, with the reason; their arguments are checked. Any other command that is
+not `specbench` fails.
 """
 
 from __future__ import annotations

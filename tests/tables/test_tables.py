@@ -189,6 +189,7 @@ def test_every_table_names_existing_columns_and_lines_and_its_runs_compose() -> 
         assert {test.statistic for test in table.tests} <= compared, name
 
 
+@pytest.mark.usefixtures("drawn_once")
 def test_a_table_is_filled_by_another_command(tables: Tables, tmp_path: Path) -> None:
     sizes = [f"cfg_scale={s} n=64 seed=0 method=vanilla" for s in (1, 3)]
     for name, command, runs, more in (
@@ -357,6 +358,7 @@ def test_a_front_covers_all_curves_and_is_on_the_better_side() -> None:
     assert all(line.get_drawstyle() == "steps-pre" for line in fronts)
 
 
+@pytest.mark.usefixtures("drawn_once")
 def test_lists_of_rows_are_drawn(tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kind of figure, from cells as rows have them. A row without its list is left out."""
     drawn: dict[str, list[Any]] = {"bar": [], "barh": [], "plot": [], "imshow": []}
