@@ -127,7 +127,8 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
         )
     rows = []
     for number, line in expanded:
-        row = {name: _value(name, line.get(name, ""), f"{path}, line {number}") for name in COLUMNS}
+        row: dict[str, Any] = dict.fromkeys(COLUMNS)
+        row |= {name: _value(name, text, f"{path}, line {number}") for name, text in line.items() if name in COLUMNS}
         if row["run_id"] is None:
             raise UsageError(f"{path}, line {number}: the row has no run_id; remove or correct the line")
         rows.append(row)

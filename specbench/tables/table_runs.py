@@ -446,16 +446,16 @@ def _rows(table: Table, results: Path) -> Callable[[str], list[Cells]]:
     own_file = store(table, results)
     if table.rows_of != "run":
         own: Sequence[Cells] = ROW_FILES[table.rows_of].read(own_file)
-        others: list[Path] = []
+        others: list[tuple[Path, tuple[int, ...]]] = []
     else:
         own = _read(own_file, state(own_file), True) if own_file.exists() else ()
-        others = [path for path in sorted(results.glob("*.csv")) if path != own_file]
+        others = [(path, state(path)) for path in sorted(results.glob("*.csv")) if path != own_file]
 
     def candidates(config_hash: str) -> list[Cells]:
         rows: list[Cells] = []
-        for path in others:
-            if config_hash in _words(path, state(path)):  # to parse every file takes a second
-                rows += _read(path, state(path), False)
+        for path, its_state in others:
+            if config_hash in _words(path, its_state):  # to parse every file takes a second
+                rows += _read(path, its_state, False)
         return [row for row in (*rows, *own) if row["config_hash"] == config_hash]
 
     return candidates

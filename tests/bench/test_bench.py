@@ -363,7 +363,7 @@ def test_a_cost_is_a_range_where_the_two_measurements_differ() -> None:
         assert f"relative to one ({executed}): {cost}\n" in shown
 
 
-@pytest.mark.usefixtures("known_speed")
+@pytest.mark.usefixtures("known_speed", "drawn_once")
 def test_a_grid_adds_a_row_a_job(call: Call, tmp_path: Path) -> None:
     words = (*SMALL, "bench.images=0", "bench.nodes=1", "out=mine.csv")
     assert call("bench", *words)[0] == 0

@@ -394,6 +394,7 @@ def test_the_tests_of_a_panel_are_adjusted_for_later_panels(done: table_runs.Tab
     assert [panel.label for panel in changed.unequalled.values()] == ["EAGLE-1, chain of 5"]
 
 
+@pytest.mark.usefixtures("drawn_once")
 def test_the_figure_has_the_curves_and_every_difference_with_its_band(
     done: table_runs.TablePlan, tmp_path: Path
 ) -> None:

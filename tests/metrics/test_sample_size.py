@@ -85,6 +85,7 @@ def _rows(n: int) -> dict[str, dict[str, str]]:
     }
 
 
+@pytest.mark.usefixtures("drawn_once")
 def test_tables_and_figures_have_it_with_one_remark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = TABLES["coolsd_fig4"]
     fid = [column.key for column in table.columns].index("fid")

@@ -17,7 +17,7 @@ INDEX = ROOT / "docs/index.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 GUIDE = (ROOT / "docs/contributing.md").read_text()
 SMALL = {
-    "run": ["n=1", "warmup=0", "baseline=false", "device=cpu", "metrics=none"],
+    "run": ["n=1", "warmup=0", "baseline=false", "device=cpu", "metrics=none", "model=greys"],  # the guide's
     "audit": ["audit.samples=4000", "audit.model=v3t5"],
     "bench": ["device=cpu", "bench.images=0", "bench.nodes=1", "out=bench.csv"],
     "list": [],

@@ -20,6 +20,7 @@ import check_gpu
 from gpu_checks import speed
 
 from specbench.audit import plan as audit_plan
+from specbench.bench import floor
 from specbench.bench.benchmark_rows import COLUMNS
 from specbench.cli.measurements import bench
 from specbench.config import configuration
@@ -36,6 +37,8 @@ def test_a_dry_run_does_everything_and_times_nothing(tmp_path: Path, monkeypatch
         return SimpleNamespace(returncode=check_gpu.main(command[2:]))
 
     monkeypatch.setattr(check_gpu, "subprocess", SimpleNamespace(run=run))
+    for speed_of in ("bandwidth", "arithmetic"):  # products in bfloat16 take half a minute on a CPU; test_bench
+        monkeypatch.setattr(floor, speed_of, lambda *_: 1e9)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     out = tmp_path / "rows.csv"
     assert check_gpu.main(["gates", "speed", f"--out={out}"]) == 0

@@ -33,6 +33,7 @@ def in_process(_: Path, scale: str) -> rehearse.Runner:
     return run
 
 
+@pytest.mark.usefixtures("drawn_once")
 @pytest.mark.parametrize(
     ("model", "columns"),
     [("llamagen_xl", ("fid", "kid", "clip_score", "image_reward", "hpsv2")), ("mar_l", ("fid", "kid"))],

@@ -306,6 +306,7 @@ def test_the_commands_of_the_page_are_planned_unchanged(dry: Call, monkeypatch: 
     assert sum(map(len, SECTIONS.values())) >= 20
 
 
+@pytest.mark.usefixtures("drawn_once")
 def test_the_pages_rehearsal_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [words] = [words[1:] for words in SECTIONS["Before"] if words[1] == "suite"]
     monkeypatch.chdir(tmp_path)

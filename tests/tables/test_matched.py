@@ -96,6 +96,7 @@ def test_the_p_of_a_pair_is_that_of_the_ratio_beside_it() -> None:
     assert matched.p_of({**row, "p": "", "ratio_low": "1.5", "ratio_high": "1.5"}) is None
 
 
+@pytest.mark.usefixtures("drawn_once")
 def test_the_command_draws_pairs_and_no_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["relaxed_equal", "--no-run"], None, tmp_path, tmp_path) == 0
     text = capsys.readouterr().out

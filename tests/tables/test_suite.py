@@ -29,6 +29,8 @@ from specbench.tables.catalog import Source
 from specbench.tables.definitions import TableFigure, named
 from specbench.tables.table_runs import TablePlan
 
+pytestmark = pytest.mark.usefixtures("drawn_once")
+
 SUITE = {
     "seeds": [0, 1],
     "n": 4,

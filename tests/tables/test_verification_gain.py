@@ -50,6 +50,7 @@ def test_the_lines_are_runs() -> None:
         assert not run.timed, run.key
 
 
+@pytest.mark.usefixtures("drawn_once")
 def test_the_figure_has_a_curve_for_each_verification(tmp_path: Path) -> None:
     bench = FakeBench(steps=120.0, step_compression=2.1, step_compression_stderr=0.02, draft_tokens=14.0, draft_tv=0.5)
     assert cli.main([GAIN.id], bench, tmp_path / "results", tmp_path / "runs") == 0
