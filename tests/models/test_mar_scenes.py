@@ -235,7 +235,7 @@ def test_the_autoencoder_learns_and_its_tokens_have_unit_variance(tmp_path):
     torch.manual_seed(0)
     kl = Latents(replace(TINY_KL, ch_mult=(1, 1, 2, 2), codebook_embed_dim=8))
     before = training.evaluate_kl(kl, images, 4.0)["psnr_db"]
-    training.train_kl(kl, images, Recipe(steps=30, batch=6, lr=4e-3, warmup=5), tmp_path)
+    training.train_kl(kl, images, Recipe(30, 6, 4e-3, warmup=5, precision="float32"), tmp_path)
     statistics = training.evaluate_kl(kl.eval(), images, 4.0)
     assert statistics["psnr_db"] > before + 2
     assert statistics["nats_a_token"] > 0.2
@@ -284,7 +284,9 @@ def test_distillation_moves_the_draft_to_the_target(tmp_path):
         draft = MAR(CONFIGS["mar_draft"])
         if teacher is None:
             nats["new"] = training.evaluate_draft(target, draft, distributions, labels)["nats"]
-        training.train_draft(draft, teacher, distributions, labels, Recipe(40, 16, 5e-3, warmup=5), tmp_path)
+        training.train_draft(
+            draft, teacher, distributions, labels, Recipe(40, 16, 5e-3, warmup=5, precision="float32"), tmp_path
+        )
         nats[name] = training.evaluate_draft(target, draft, distributions, labels)["nats"]
     assert nats["taught"] < 0.5 * min(nats["new"], nats["alone"])
     torch.manual_seed(2)

@@ -133,7 +133,7 @@ def test_a_local_run_passes_and_a_broken_decoder_does_not(
     """Vanilla AR with both kinds of tokens; then pixels that overflowed, which the codes do not show."""
     for name, words in {
         "codes": ["data=scenes", "n=2"],
-        "vectors": ["model=mar_scenes", "diffusion_steps=20", "n=1"],
+        "vectors": ["model=mar_scenes", "diffusion_steps=8", "n=1"],
     }.items():
         row, code = ended(tmp_path / name, *words)
         assert (row["degenerate_images"], code) == (0, 0)

@@ -32,10 +32,12 @@ from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
 from specbench.models import eagle
 from specbench.models.llamagen import Conditioning
+from specbench.models.scenes_config import WORLDS
 from specbench.models.supervision import DraftLogits, TargetHead
 from specbench.training import command, examples, recipes, trainer
 from specbench.training.dataset import LiveDataset
 from tools.scenes import __main__ as train_scenes
+from tools.scenes import stages
 
 
 @torch.inference_mode()
@@ -224,9 +226,16 @@ def test_stored_and_live_features_train_the_same_drafter(tmp_path):
     assert manifest["of"]["aux_hidden_layers"] == [0, 1]
 
 
-def test_passes_that_share_a_step_make_the_same_step(tmp_path):
-    words = [*real("llamagen_xl", tmp_path), *SMALL, "drafter=eagle", "source=self", "noise=0", *FAST]
-    whole = trained([*words, f"out={tmp_path / 'whole'}"])
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The arguments of a training, the tensors after it, and its folder: one process, one pass a step."""
+    folder = tmp_path_factory.mktemp("alone")
+    words = [*real("llamagen_xl", folder), *SMALL, "drafter=eagle", "source=self", "noise=0", *FAST]
+    return words, trained([*words, f"out={folder / 'one'}"]), folder / "one"
+
+
+def test_passes_that_share_a_step_make_the_same_step(tmp_path, alone):
+    words, whole, _ = alone
     parts = trained([*words, "accumulate=2", f"out={tmp_path / 'parts'}"])
     same(whole, parts, 2e-3)
 
@@ -266,13 +275,12 @@ def test_a_curve_drops_steps_after_the_saved_state(tmp_path):
     assert not (tmp_path / "none.csv").exists()
 
 
-def test_two_processes_make_the_steps_of_one(tmp_path):
+def test_two_processes_make_the_steps_of_one(tmp_path, alone):
     """On the CPU: they share examples, batches and gradients. Both are forked from a new interpreter that has imported
     their function: autograd's threads do not survive a fork of this process. This process has the store in which they
     meet, as torchrun's would, so no port can be taken twice."""
     pytest.importorskip("accelerate")
-    words = [*real("llamagen_xl", tmp_path), *SMALL, "drafter=eagle", "source=self", "noise=0", *FAST]
-    single = trained([*words, f"out={tmp_path / 'one'}"])
+    words, single, one = alone
     store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload([train_as.__module__])
@@ -284,7 +292,7 @@ def test_two_processes_make_the_steps_of_one(tmp_path):
         process.kill()
     assert [process.exitcode for process in both] == [0, 0]
     same(single, load_file(tmp_path / "two" / registry.DRAFTER_FILE), 2e-3)
-    curves = [pd.read_csv(tmp_path / out / "state" / "eagle.csv") for out in ("one", "two")]
+    curves = [pd.read_csv(out / "state" / "eagle.csv") for out in (one, tmp_path / "two")]
     pd.testing.assert_frame_equal(*curves, rtol=1e-2)  # of the whole batch, though each process saw half of it
 
 
@@ -319,12 +327,25 @@ def test_mistakes_are_short_errors(tmp_path):
         Pipeline.load(cfg)
 
 
-def test_the_embedded_drafters_come_from_this_command(tmp_path):
+@pytest.fixture
+def narrow(monkeypatch):
+    """The models of the worlds have their levels, tokens and kinds of layers, but fewer and narrower ones, and train on
+    12 images: most of the time would be the tokenizer's, in bfloat16 on a CPU without units for it."""
+    for world, shapes in WORLDS.items():
+        vq = replace(shapes.tokenizer, ch=8, ch_mult=(1,) * len(shapes.tokenizer.ch_mult), z_channels=16, norm_groups=4)
+        networks = {"target": replace(shapes.target, dim=96, n_layer=4, n_head=3, ffn_hidden=128)}
+        networks["draft"] = replace(shapes.draft, dim=48, n_layer=1, n_head=3, ffn_hidden=64)
+        monkeypatch.setitem(WORLDS, world, replace(shapes, tokenizer=vq, **networks))
+        few = replace(stages.BUDGETS[world]["smoke"], train=12, validation=3)
+        monkeypatch.setitem(stages.BUDGETS[world], "smoke", few)
+
+
+def test_the_embedded_drafters_come_from_this_command(tmp_path, narrow):
     """`make train-scenes` in seconds: tokenizer, text encoder and target, then every drafter on the same examples."""
     folders = ["--work", str(tmp_path / "work"), "--assets", str(tmp_path / "assets"), "--card", str(tmp_path / "c.md")]
     first, drafters = ["tokenizer", "text", "target"], ["draft", "eagle", "eagle3", "medusa", "dflash"]
-    stages = ",".join([*first, *drafters, "eagle_steps", "eagle_guided", "drafters"])
-    assert train_scenes.main(["--budget", "smoke", "--only", stages, *folders]) == 0
+    chosen = ",".join([*first, *drafters, "eagle_steps", "eagle_guided", "drafters"])
+    assert train_scenes.main(["--budget", "smoke", "--only", chosen, *folders]) == 0
     drafters += [f"eagle_{name}" for name in registry.drafter_networks()["eagle"].variants]
     assert {p.stem for p in (tmp_path / "assets").iterdir()} == {f"scenes_{name}" for name in [*first, *drafters]}
     assert len({registry.digest(p) for p in (tmp_path / "assets").iterdir()}) == len([*first, *drafters])
@@ -335,7 +356,7 @@ def test_the_embedded_drafters_come_from_this_command(tmp_path):
         same(network.state_dict(), load_file(tmp_path / "assets" / f"scenes_{name}.safetensors"))
 
 
-def test_a_model_of_classes_is_trained_from_photographs(tmp_path, monkeypatch):
+def test_a_model_of_classes_is_trained_from_photographs(tmp_path, monkeypatch, narrow):
     """`make train-fashion` in seconds, from photographs that are all black; then a run with these weights."""
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path))
     monkeypatch.setattr(fashion, "FOLDER", tmp_path / "none")
@@ -344,8 +365,8 @@ def test_a_model_of_classes_is_trained_from_photographs(tmp_path, monkeypatch):
         photographs.write(tmp_path / "data" / "fashion", split, np.zeros((count, 28, 28), dtype=np.uint8))
     folders = ["--work", str(tmp_path / "work"), "--assets", str(tmp_path / "assets"), "--card", str(tmp_path / "c.md")]
     networks = ["tokenizer", "target", "draft", "eagle", "eagle3"]
-    stages = ",".join([*networks, "drafters"])
-    assert train_scenes.main(["--world", "fashion", "--budget", "smoke", "--only", stages, *folders]) == 0
+    chosen = ",".join([*networks, "drafters"])
+    assert train_scenes.main(["--world", "fashion", "--budget", "smoke", "--only", chosen, *folders]) == 0
     fashion.photographs.cache_clear()
     assert {p.stem for p in (tmp_path / "assets").iterdir()} == {f"fashion_{name}" for name in networks}
     assert "| fashion_tv_eagle3 | cfg_scale " in (tmp_path / "c.md").read_text()
