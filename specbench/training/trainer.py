@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from specbench.engine.half import bfloat16_products
 from specbench.errors import UsageError, install
 from specbench.storage.files import atomic_path, write_atomically
 
@@ -267,8 +268,8 @@ def fit(
                 group["lr"] = recipe.lr_at(step)
         statistics = []
         for part in parts_here:
-            # bfloat16 on CPUs, too: with matrix units, they gain as much from it as GPUs
-            with torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bfloat16"):
+            # on CPUs, too: with matrix units, they gain as much from it as GPUs
+            with bfloat16_products(device, recipe.precision == "bfloat16"):
                 value, logged = loss(MicroStep(step, recipe.seed, part, parts))
             (value / parts).backward()
             statistics.append(logged)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specbench.engine.half import bfloat16_products
 from specbench.models.loading.mar_scenes import Latents
 from specbench.models.mar import MAR
 from specbench.models.mar_sampling import Guided
@@ -63,7 +64,7 @@ def encode_all(kl: Latents, images: np.ndarray, batch: int = 128) -> np.ndarray:
     device = next(kl.parameters()).device
     distributions = []
     for i in range(0, len(images), batch):
-        with torch.autocast(device.type, torch.bfloat16):
+        with bfloat16_products(device):
             token_distribution = kl.token_distribution(to_float(images[i : i + batch]).to(device))
         distributions.append(torch.stack(token_distribution).half().cpu().numpy())
     return np.concatenate(distributions, axis=1)

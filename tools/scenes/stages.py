@@ -33,17 +33,20 @@ from tools.scenes import card, evaluators, mar, paths, target, tokenizer, world
 @dataclass(frozen=True)
 class DrafterStage:
     """The training of a drafter network. recipe: its recipe, if it is not the default one; start: the stage whose
-    weights it starts from; outputs: the weights that it writes, first its checkpoints, then the final weights."""
+    weights it starts from; outputs: the weights that it writes, last the final ones, before them checkpoints; seed: of
+    the untrained weights and of the order of the examples."""
 
     network: str
     outputs: tuple[str, ...]
     recipe: str = ""
     start: str = ""
+    seed: int = 0
 
 
 DRAFTERS = {
     **{f: DrafterStage(name, (f,)) for name in registry.trained() for f in [registry.network(name).folder]},
     "eagle_steps": DrafterStage("eagle", ("eagle_steps100", "eagle_steps300", "eagle_steps1000"), "scenes_steps"),
+    **{f"eagle_seed{k}": DrafterStage("eagle", (f"eagle_seed{k}",), "scenes_steps", seed=k) for k in (1, 2)},
     "eagle_guided": DrafterStage("eagle", ("eagle_guided",), "scenes_guided", start="eagle"),
 }
 
@@ -303,7 +306,7 @@ class Stages:
         n = min(wanted_scenes, self.budget.train)
         arguments = [f"drafter={drafter.network}", f"model=llamagen_{self.world.name}", f"n={n}"]
         arguments += [f"recipe={drafter.recipe}", *self.budget.variants] if drafter.recipe else self.budget.drafters
-        arguments += [f"weights={card.weights_argument(self.assets)}", f"device={self.device}"]
+        arguments += [f"weights={card.weights_argument(self.assets)}", f"device={self.device}", f"seed={drafter.seed}"]
         plan = recipes.plan(arguments).replaced(
             out=str(self.work / stage),
             examples=str(self.work / f"examples-{n}"),
@@ -313,7 +316,8 @@ class Stages:
         assert isinstance(pipeline, Pipeline)
         shared = pipeline.model.loader(drafter.network).shared_tensors() if plan.arguments.get("freeze") else ()
         result = command.train(plan, pipeline)
-        for name, file in zip(drafter.outputs, [*result.checkpoints, result.file], strict=False):
+        files = [*result.checkpoints, result.file][-len(drafter.outputs) :]
+        for name, file in zip(drafter.outputs, files, strict=True):
             if shared:  # frozen, so these tensors are still the target's
                 network = pipeline.model.trained(drafter.network, file)
                 checkpoints.save(network, self.path(name), registry.network(drafter.network).kind, omitted=shared)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specbench.engine.half import bfloat16_products
 from specbench.models.pixels import to_float, to_uint8
 from specbench.models.vq import VQModel
 from specbench.training.trainer import MicroStep, Recipe, fit
@@ -97,7 +98,7 @@ def encode_all(vq: VQModel, images: np.ndarray, batch: int = 256) -> np.ndarray:
 def encode(vq: VQModel, images: torch.Tensor) -> torch.Tensor:
     """Codes (N, h*w) of images (N, 3, H, W), as the target learns them: in bfloat16, which chooses one of the codes
     that are too close together to differ."""
-    with torch.autocast(images.device.type, torch.bfloat16):
+    with bfloat16_products(images.device):
         return vq.encode(images)
 
 

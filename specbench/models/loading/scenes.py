@@ -15,6 +15,7 @@ from specbench.config import registry
 from specbench.config.run_config import RunConfig
 from specbench.data import fashion, worlds
 from specbench.data.base import Item
+from specbench.engine.half import bfloat16_products
 from specbench.models.llamagen import ClassConditioning, Conditioning, LlamaGen, LlamaGenConfig
 from specbench.models.loading.bundle import Bundle
 from specbench.models.loading.drafter_networks import Drafters
@@ -46,7 +47,7 @@ class EmbeddedModel(Drafters, Bundle):
     def codes(self, images: Tensor) -> Tensor:
         """Uses the tokenizer in bfloat16, like `make train-scenes`. Some codes are so close together that float32
         chooses others: these decode to nearly the same image, but the target was not trained on them."""
-        with torch.autocast(self.device.type, torch.bfloat16):
+        with bfloat16_products(self.device):
             return self.tokenizer.encode(images.to(self.device))
 
     def drafter_path(self, part: str) -> Path | None:
