@@ -8,7 +8,7 @@ product is computed in float32 on rounded factors: it differs by the order of it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -39,12 +39,13 @@ _PRODUCTS = {
 @contextmanager
 def bfloat16_products(device: torch.device, enabled: bool = True) -> Iterator[None]:
     """Matrix products and convolutions in bfloat16, as torch.autocast has them, with their gradients."""
-    with torch.autocast(device.type, torch.bfloat16, enabled=enabled):
-        if enabled and device.type == "cpu" and not has_units():
-            with _Rounded():
-                yield
-        else:
-            yield
+    with torch.autocast(device.type, torch.bfloat16, enabled=enabled), units(device):
+        yield
+
+
+def units(device: torch.device) -> AbstractContextManager[Any]:
+    """Products of bfloat16 tensors are computed as above where the device has no units for them."""
+    return _Rounded() if device.type == "cpu" and not has_units() else nullcontext()
 
 
 @cache
@@ -59,11 +60,16 @@ class _Rounded(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func not in _PRODUCTS or not torch.is_autocast_enabled("cpu"):
-            return func(*args, **(kwargs or {}))
-        args, kwargs = pytree.tree_map(_rounded, (args, kwargs or {}))
+        kwargs = kwargs or {}
+        if func not in _PRODUCTS or not (torch.is_autocast_enabled("cpu") or _has_bfloat16(args, kwargs)):
+            return func(*args, **kwargs)
+        args, kwargs = pytree.tree_map(_rounded, (args, kwargs))
         with torch.autocast("cpu", enabled=False):
             return func(*args, **kwargs).bfloat16()
+
+
+def _has_bfloat16(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return any(isinstance(x, Tensor) and x.dtype == torch.bfloat16 for x in (*args, *kwargs.values()))
 
 
 def _rounded(x: Any) -> Any:

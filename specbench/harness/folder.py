@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from specbench import data
 from specbench.config import indices, parameters, registry
 from specbench.config.run_config import RunConfig
@@ -27,6 +25,7 @@ from specbench.rows.journal import TIMINGS, Journal, Record, TimingJournal
 from specbench.rows.provenance import MAY_CHANGE, RunMetadata, decoding_hash
 from specbench.rows.scores import ScoreJournal
 from specbench.storage.files import check_parent, check_regular, content, is_temporary, locked, sha256, write_atomically
+from specbench.storage.reading import from_yaml, yaml_text
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)  # errors that no argument can fix
 _DENIED = (errno.EACCES, errno.EPERM)  # of the folder, if it became unwritable, or of another file, such as weights
@@ -170,7 +169,7 @@ class RunFolder:
         """The content of config.yaml. UsageError if it cannot be read, or was edited after the run wrote it."""
         try:
             text = content(self.config)
-            values: dict[Any, Any] = dict(OmegaConf.to_container(OmegaConf.create(text.decode())))  # type: ignore[arg-type]
+            values = dict(from_yaml(text.decode()))
         except Exception:
             exists = self.config.exists()
             raise UsageError(f"cannot read {self.config}" if exists else f"{self} holds no run") from None
@@ -186,7 +185,7 @@ class RunFolder:
         readable folder."""
         values = config.plain()
         values.pop("out", None)
-        text = OmegaConf.to_yaml(OmegaConf.create(values)).encode()
+        text = yaml_text(values).encode()
         digest, metadata = sha256(text, 16), self.metadata()
         if metadata.config == (digest,) and self.config.exists():
             return

@@ -104,12 +104,29 @@ _Loader.yaml_implicit_resolvers = {
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"^(?:{_FLOAT})$"), list("-+0123456789."))
 
 
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """Quotes the texts that `_Loader` would read as numbers."""
+
+
+_Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+
+def yaml_text(values: dict[str, Any]) -> str:
+    """NAME: VALUE lines, from which `from_yaml` and Hydra read the same values."""
+    return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
+
+
+def from_yaml(text: str) -> Any:
+    """The value of YAML text. Raises what yaml raises."""
+    return yaml.load(text, _Loader)  # noqa: S506 (a safe loader)
+
+
 def read_yaml(path: Path, way_out: str = "fix the file", largest: int = 1_000_000) -> dict[str, Any]:
     """The NAME: VALUE lines of a YAML file, with the same values as Hydra reads; {} for an empty file. UsageError for
     any mistake."""
     text = read_text(path, way_out, largest)
     try:
-        values = yaml.load(text, _Loader)  # noqa: S506 (a safe loader)
+        values = from_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as e:
         raise UsageError(f"cannot read {path} ({' '.join(str(e).split())}); {way_out}") from None
     if not isinstance(values, dict | types.NoneType):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from specbench.engine.half import bfloat16_products
+from specbench.engine.half import bfloat16_products, units
 from specbench.errors import UsageError, install
 from specbench.storage.files import atomic_path, write_atomically
 
@@ -278,7 +278,8 @@ def fit(
         if not torch.isfinite(norm):
             raise FloatingPointError(f"{name}: gradient is not finite at step {step}; lower the learning rate")
         for optimiser in run.optimisers:
-            optimiser.step()
+            with units(device):  # Muon multiplies in bfloat16
+                optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         with torch.no_grad():
             if recipe.ema:

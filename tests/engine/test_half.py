@@ -52,3 +52,14 @@ def test_products_in_float32_and_what_autocast_leaves_alone_stay() -> None:
         assert x.exp().dtype == torch.float32
         with torch.autocast("cpu", enabled=False):
             assert F.linear(x, w).dtype == torch.float32
+
+
+def test_tensors_in_bfloat16_are_multiplied_without_autocast_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Muon does."""
+    x = torch.randn(6, 6, generator=torch.Generator().manual_seed(0)).bfloat16()
+    expected = torch.addmm(x, x, x.T, beta=2.0)
+    monkeypatch.setattr(half, "has_units", lambda: False)
+    with half.units(CPU):
+        assert (torch.addmm(x, x, x.T, beta=2.0) == expected).float().mean() > 0.9
+        assert torch.equal(torch.mm(x.float(), x.float().T), x.float().mm(x.float().T))
+        assert torch.mm(x.float(), x.float()).dtype == torch.float32
