@@ -17,7 +17,7 @@ from specbench.config.run_config import PromptSelection
 from specbench.errors import UsageError, plain
 from specbench.rows import remark_text, shown, summary
 from specbench.rows.journal import TIMINGS, Record, TimingJournal, read_records
-from specbench.rows.provenance import MAY_CHANGE, RunMetadata
+from specbench.rows.provenance import MAY_CHANGE, DecodingProcess, RunMetadata
 from specbench.storage import home
 from specbench.storage.reading import read_yaml
 
@@ -34,7 +34,7 @@ class ScoredPass:
     baseline: bool
     cfg: Mapping[str, Any]
     run_id: str
-    sessions: Mapping[str, Mapping[str, Any]]
+    sessions: Mapping[str, DecodingProcess]
     records: Mapping[int, Record] = field(repr=False)
     again: Sequence[Record] = field(default=(), repr=False)  # images of both passes that were timed again
 
@@ -176,7 +176,7 @@ def _facts(scored_pass: ScoredPass, records: Sequence[Record]) -> dict[str, str]
     used = sorted({r.session for r in records})
     sessions = [scored_pass.sessions[name] for name in used if name in scored_pass.sessions]
     for name in _FACTS:
-        values = {str(session[name]) for session in sessions if session.get(name) not in (None, "")}
+        values = {str(value) for process in sessions if (value := getattr(process, name)) not in (None, "")}
         if name == "weights":  # only the target's, see registry.weights_label
             values = {value.partition("+")[0] for value in values}
         if values:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ from specbench.harness.folder import RunFolder, RunRecords
 from specbench.harness.log import LOG, say, stop_on_interrupt, warn
 from specbench.harness.worker import Died, Event, Failure, Image, Joined, Loader, Shrunk, Worker
 from specbench.rows.journal import Journal, Record
-from specbench.rows.provenance import decoding_hash, utc
+from specbench.rows.provenance import DecodingProcess, decoding_hash, utc
 from specbench.storage.files import append_line, format_size
 from specbench.storage.progress import tqdm
 
@@ -86,7 +86,7 @@ class Execution:
             return
         say(f"loading {self.cfg.model}")
         worker = Worker(self.cfg, self.loader)
-        say(f"loaded in {worker.joined.session['loaded_s']:.1f} s")
+        say(f"loaded in {worker.joined.process.loaded_s:.1f} s")
         self._join(worker.joined)
         yield worker
 
@@ -180,22 +180,22 @@ class Execution:
         """Records a decoding process in run.json. Raises UsageError if its weights or device differ from an
         earlier process's."""
         for name in ("weights", "device"):
-            self.folder.check_same(name, joined.session[name])
-        entries: dict[str, Any] = {"sessions": {**self.folder.metadata().sessions, joined.name: joined.session}}
+            self.folder.check_same(name, getattr(joined.process, name))
+        entries: dict[str, Any] = {"sessions": {**self.folder.metadata().sessions, joined.name: joined.process}}
         if not self._announced:
             entries["begun"] = time.time()  # of the latest start; `specbench status` computes the speed from it
             self._announced = True
-            self._announce(joined.session)
+            self._announce(joined.process)
         self.folder.update_metadata(**entries)
-        LOG.info("session %s: %s", joined.name, json.dumps(joined.session))
+        LOG.info("session %s: %s", joined.name, json.dumps(asdict(joined.process)))
 
-    def _announce(self, session: Mapping[str, Any]) -> None:
+    def _announce(self, process: DecodingProcess) -> None:
         """Prints the disk space that the missing images need, before the first one is decoded."""
         left = self._left
         if not left:
             return
         # An image needs at most the size of its pixels, a record a few bytes per token.
-        most = left * (3 * session["resolution"] ** 2 + 12 * session["tokens"] + 2000)
+        most = left * (3 * process.resolution**2 + 12 * process.tokens + 2000)
         free = shutil.disk_usage(self.folder.path).free
         text = (
             f"{left} images to decode: at most {format_size(most)} in {self.folder}, where {format_size(free)} are free"

@@ -206,11 +206,9 @@ class RunFolder:
 
     def check_same(self, name: str, value: str) -> None:
         """Raises UsageError if an earlier process decoded with another value; name: "weights" or "device"."""
-        for session in self.metadata().sessions.values():
-            if session.get(name) != value:
-                raise UsageError(
-                    f"{self} was started with {name} {session.get(name)}, not {value}: choose another out="
-                )
+        for process in self.metadata().sessions.values():
+            if (earlier := getattr(process, name)) != value:
+                raise UsageError(f"{self} was started with {name} {earlier}, not {value}: choose another out=")
 
     # --- journals -----------------------------------------------------------------------------------------------------
 
@@ -269,11 +267,7 @@ def stored(path: Path) -> RunConfig:
     try:
         return RunConfig.of(parameters.validate({**values, "out": None}))
     except UsageError as e:
-        labels = [
-            label
-            for session in folder.metadata().sessions.values()
-            for label in str(session.get("plugins") or "").split("; ")
-        ]
+        labels = [label for process in folder.metadata().sessions.values() for label in process.plugins.split("; ")]
         raise UsageError(f"{folder.config}: {e}{parameters.missing_plugins(labels)}") from None
 
 

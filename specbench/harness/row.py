@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from specbench.errors import UsageError
 from specbench.rows import degenerate, provenance, remark, summary, timing
 from specbench.rows.columns import COLUMNS, Row, stderr_of
 from specbench.rows.journal import Journal, Record
-from specbench.rows.provenance import RunMetadata
+from specbench.rows.provenance import DecodingProcess, RunMetadata
 from specbench.rows.remarks import emitted_remarks, measurement_remarks, unread_remarks
 from specbench.rows.scores import ScoreLine, score_columns, score_remarks
 
@@ -44,10 +45,10 @@ def row(
     if unknown := sorted(used.union(record.session for record in again) - metadata.sessions.keys()):
         raise UsageError(f"run.json has no entry for process {unknown[0]:.40} of its records: restore the file")
     sessions = {name: session for name, session in metadata.sessions.items() if name in used}
-    last = sessions[max(sessions, key=lambda name: str(sessions[name].get("started")))]
+    last = sessions[max(sessions, key=lambda name: sessions[name].started)]
     columns: dict[str, Any] = dict.fromkeys(COLUMNS)
     columns |= {name: value for name, value in config.plain().items() if name in COLUMNS}
-    columns |= {name: value for name, value in last.items() if name in COLUMNS}
+    columns |= {name: value for name, value in asdict(last).items() if name in COLUMNS}
     columns |= {"run_id": metadata.run_id, "config_hash": provenance.config_hash(config)}
     columns["time"] = _newest([*records, *(reference or [])], scores)
     columns["plugins"] = _plugins(last, scores)
@@ -109,9 +110,9 @@ def _measured(
     return columns
 
 
-def _plugins(session: Mapping[str, Any], scores: Iterable[ScoreLine]) -> str | None:
+def _plugins(process: DecodingProcess, scores: Iterable[ScoreLine]) -> str | None:
     """The plug-ins that decoded in a process, and the plug-ins that scored."""
-    decoded = str(session.get("plugins") or "").split("; ")
+    decoded = process.plugins.split("; ")
     return "; ".join(sorted({*decoded, *(label for line in scores for label in line.plugins)} - {""})) or None
 
 

@@ -45,6 +45,7 @@ from specbench.rows import remark, report_text, timing, trackers
 from specbench.rows.columns import Row
 from specbench.rows.csv_files import as_read
 from specbench.rows.journal import Record, TimingJournal, read_of
+from specbench.rows.provenance import DecodingProcess
 from specbench.rows.scores import ScoreLine
 from specbench.storage import home
 from specbench.storage.files import sha256_file
@@ -270,7 +271,7 @@ def merge(shards: Sequence[Path], out: Path, requested: Mapping[str, Any]) -> Ru
     metadata = [RunFolder(path).metadata() for path in shards]
     sessions = {name: session for part in metadata for name, session in part.sessions.items()}
     for name in ("weights", "device"):
-        if len(different := sorted({str(session.get(name)) for session in sessions.values()})) > 1:
+        if len(different := sorted({str(getattr(process, name)) for process in sessions.values()})) > 1:
             raise UsageError(f"the shards were decoded with different {name}: {' and '.join(different[:2])}")
     parts = {path: _complete_records(RunFolder(path), config) for path, config in zip(shards, configs)}
     owners = {index: path for path, records in parts.items() for index in records.wanted}
@@ -302,7 +303,7 @@ def merge(shards: Sequence[Path], out: Path, requested: Mapping[str, Any]) -> Ru
     return rescore(out, requested)
 
 
-def _records_of_merge(folder: RunFolder, whole: RunConfig, sessions: Mapping[str, Any]) -> RunRecords:
+def _records_of_merge(folder: RunFolder, whole: RunConfig, sessions: Mapping[str, DecodingProcess]) -> RunRecords:
     """The records in the folder of a merge. UsageError if it has records of other processes than the shards, or is a
     shard itself."""
     folder.compare_config(whole)

@@ -28,6 +28,7 @@ from specbench.config.run_config import RunConfig
 from specbench.decoding import image_statistics
 from specbench.rows import degenerate, timing
 from specbench.rows.journal import Record, pixel_digest
+from specbench.rows.provenance import DecodingProcess
 from specbench.storage import origin
 
 if TYPE_CHECKING:
@@ -44,21 +45,10 @@ else:  # the annotation is evaluated where pipelines are not imported
 
 @dataclass(frozen=True)
 class Joined:
-    """A process is ready to decode. session: its entry in run.json; name: the key of the entry."""
+    """A process is ready to decode. name: the key of its entry in run.json."""
 
     name: str
-    session: dict[str, Any]
-
-    @classmethod
-    def now(cls, cfg: RunConfig, started: float, **session: Any) -> Joined:
-        """This process is ready; started: `time.perf_counter` before it loaded the model."""
-        process = {
-            "plugins": "; ".join(parameters.plugins_of(cfg.plain())),
-            "pid": os.getpid(),
-            "started": datetime.now(UTC).isoformat(timespec="microseconds"),
-            "loaded_s": round(time.perf_counter() - started, 1),
-        }
-        return cls(secrets.token_hex(4), {**session, **process})
+    process: DecodingProcess
 
 
 @dataclass(frozen=True)
@@ -119,16 +109,19 @@ class Worker:
         self._batch: int = cfg.batch
         self._positions = {index: i for i, index in enumerate(indices.of_run(cfg))}
         self._warm: set[tuple[bool, int]] = set()  # passes and sizes of batches whose warm-up is done
-        self.joined = Joined.now(
-            cfg,
-            started,
+        process = DecodingProcess(
             **origin.environment(self._pipeline.device),
             weights=self._pipeline.weights,
             resolution=self._pipeline.resolution,
             tokens=self._pipeline.tokens_per_image,
             workers=num_workers,
-            **({"prompt_length": cfg.own["prompt_length"]} if "prompt_length" in cfg else {}),
+            plugins="; ".join(parameters.plugins_of(cfg.plain())),
+            pid=os.getpid(),
+            started=datetime.now(UTC).isoformat(timespec="microseconds"),
+            loaded_s=round(time.perf_counter() - started, 1),
+            prompt_length=cfg.get("prompt_length"),
         )
+        self.joined = Joined(secrets.token_hex(4), process)
 
     def decode_pairs(self, items: Sequence[data.Item], stop: Callable[[], bool] = never) -> Iterator[list[Event]]:
         """Decodes each image with the method and with vanilla AR, one directly after the other, and yields the same

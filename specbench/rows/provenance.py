@@ -6,9 +6,10 @@ import json
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import NoneType
 from typing import Any, Self
 
 from specbench.config.run_config import RunConfig
@@ -61,18 +62,53 @@ def new_run_id() -> str:
 
 
 @dataclass(frozen=True)
+class DecodingProcess:
+    """A process that decoded: the environment of `storage.origin.environment`; its weights; the side of its images in
+    pixels, and their tokens; workers: processes that decoded at the same time; plugins: labels, joined by "; ";
+    started: when it was ready, UTC; loaded_s: seconds until then; prompt_length: see the parameter."""
+
+    specbench: str
+    commit: str
+    device: str
+    device_name: str
+    torch: str
+    driver: str
+    python: str
+    threads: int
+    weights: str
+    resolution: int
+    tokens: int
+    workers: int
+    plugins: str
+    pid: int
+    started: str
+    loaded_s: float
+    prompt_length: int | None = None
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        """Raises TypeError for other values than a run writes."""
+        process = cls(**values)
+        kinds: dict[str, Any] = {"str": str, "int": int, "float": (int, float), "int | None": (int, NoneType)}
+        for field_ in fields(process):
+            if not isinstance(getattr(process, field_.name), kinds[str(field_.type)]):
+                raise TypeError(field_.name)
+        return process
+
+
+@dataclass(frozen=True)
 class RunMetadata:
     """The content of run.json.
 
     run_id: unique. config: digest of config.yaml; two digests while it is being written. sessions: the processes by
-    name, each with its environment, see `worker.Joined`. begun: the latest start, seconds since 1970. smallest_batch:
+    name. begun: the latest start, seconds since 1970. smallest_batch:
     the size to which batches shrank because memory was too small. logged: tracker -> digest of the row that was written
     to it. asked: whether the metrics of the latest start were requested by name.
     """
 
     run_id: str
     config: tuple[str, ...] = ()
-    sessions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    sessions: Mapping[str, DecodingProcess] = field(default_factory=dict)
     begun: float | None = None
     smallest_batch: int | None = None
     logged: Mapping[str, str] = field(default_factory=dict)
@@ -88,9 +124,9 @@ class RunMetadata:
         """Reads run.json. UsageError if a run cannot have written the file, or if it was edited."""
         try:
             values = journal.decode(content(path))
-            metadata = cls(**values | {"config": tuple(values["config"])})
-            sessions = metadata.sessions.values()
-            if isinstance(metadata.run_id, str) and all(isinstance(session, dict) for session in sessions):
+            sessions = {name: DecodingProcess.read(process) for name, process in values["sessions"].items()}
+            metadata = cls(**values | {"config": tuple(values["config"]), "sessions": sessions})
+            if isinstance(metadata.run_id, str):
                 return metadata
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             pass

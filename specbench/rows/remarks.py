@@ -15,12 +15,13 @@ from specbench.config.run_config import RunConfig
 from specbench.rows import timing
 from specbench.rows.columns import Row
 from specbench.rows.journal import Record
+from specbench.rows.provenance import DecodingProcess
 from specbench.rows.remark import Remark, remark, remarks_of
 from specbench.rows.remark_text import of_column
 from specbench.rows.shown import unsteady
 
 
-def measurement_remarks(cfg: RunConfig, sessions: Mapping[str, Mapping[str, Any]], row: Row) -> list[Remark]:
+def measurement_remarks(cfg: RunConfig, sessions: Mapping[str, DecodingProcess], row: Row) -> list[Remark]:
     """Remarks on how a row was measured."""
     remarks, timed = protocol_remarks(cfg), row["timing"]
     if changes := variants.departures(cfg):
@@ -39,13 +40,13 @@ def measurement_remarks(cfg: RunConfig, sessions: Mapping[str, Mapping[str, Any]
             remarks.append(Remark("unpaired", values))
     if values := unsteady(row):
         remarks.append(Remark("unsteady", values))
-    num_workers = max(session.get("workers", 1) for session in sessions.values())
+    num_workers = max(process.workers for process in sessions.values())
     if num_workers > 1:
         remarks.append(remark("workers", workers=num_workers))
     if len(sessions) > 1:
         remarks.append(remark("processes", processes=len(sessions), timed=timed))
         for name in ("commit", "plugins", "device_name", "torch", "prompt_length"):
-            if len({str(session.get(name)) for session in sessions.values()}) > 1:
+            if len({str(getattr(process, name)) for process in sessions.values()}) > 1:
                 remarks.append(remark("processes_differ", what=name.replace("_", " ")))
     return remarks
 

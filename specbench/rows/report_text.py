@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from specbench.config import parameters
 from specbench.config.run_config import RunConfig
@@ -12,6 +11,7 @@ from specbench.rows import remark_text, summary
 from specbench.rows.columns import SHIFT_BOUND, Row, stderr_of
 from specbench.rows.differences import Difference, differences, several
 from specbench.rows.journal import Record
+from specbench.rows.provenance import DecodingProcess
 from specbench.rows.remark import Remark, remarks_of
 from specbench.rows.shown import doubt, is_biased, shown
 
@@ -159,7 +159,7 @@ class TimeSpent:
     ended: float
 
     def parts(
-        self, method: str, records: Iterable[Record], sessions: Mapping[str, Mapping[str, Any]]
+        self, method: str, records: Iterable[Record], sessions: Mapping[str, DecodingProcess]
     ) -> dict[str, float]:
         """Part -> seconds, which sum to the whole.
 
@@ -171,10 +171,10 @@ class TimeSpent:
         """
         decoding, rest = self.decoded - self.began, self.ended - self.scored
         here = [r for r in records if r.done >= self.began]
-        used = [sessions.get(name, {}) for name in {r.session for r in here}]
+        used = [sessions[name] for name in {r.session for r in here}]
         parts: dict[str, float] = {}
-        if here and all(s.get("workers", 1) == 1 for s in used):
-            parts = {"loading": sum(float(s.get("loaded_s") or 0) for s in used), "drafting": 0.0}
+        if here and all(process.workers == 1 for process in used):
+            parts = {"loading": sum(process.loaded_s for process in used), "drafting": 0.0}
             for r in here:
                 drafting, side = r.draft_s or 0.0, "vanilla" if r.is_baseline else method
                 parts["drafting"] += drafting
@@ -184,7 +184,7 @@ class TimeSpent:
             parts["decoding"] = decoding
         return parts | {"scoring": self.scored - self.decoded, "the rest": rest}
 
-    def sentence(self, method: str, records: Iterable[Record], sessions: Mapping[str, Mapping[str, Any]]) -> str:
+    def sentence(self, method: str, records: Iterable[Record], sessions: Mapping[str, DecodingProcess]) -> str:
         """The parts as text, without very short ones."""
         parts = self.parts(method, records, sessions)
         items = ", ".join(f"{name} {_seconds(spent)}" for name, spent in parts.items() if spent >= _LEAST)

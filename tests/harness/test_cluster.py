@@ -190,7 +190,7 @@ def test_prompts_are_pulled_one_batch_at_a_time(ray: FakeRay) -> None:
     assert ray.options == {"num_cpus": 1, "num_gpus": 0, "max_restarts": 0}
     assert ray.ended
     joined = [event for event in events if isinstance(event, Joined)]
-    assert [j.session["workers"] for j in joined] == [3] * 3
+    assert [j.process.workers for j in joined] == [3] * 3
     ray.workers = 0
     assert len(indices(decode("workers=8", "batch=4"))) == 6
     assert ray.workers == 2  # no more than batches

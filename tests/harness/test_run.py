@@ -522,7 +522,8 @@ def test_a_run_reports_how_it_spent_its_time(bench: Bench) -> None:
     session = images[0].session
     late = [replace(r, done=100.0 + i) for i, r in enumerate(images)]
     spent = report_text.TimeSpent(began=101.0, decoded=131.0, scored=136.0, ended=137.5)
-    sessions = {session: {"loaded_s": 2.0, "workers": 1}}
+    one = bench.outcome.folder.metadata().sessions[session]
+    sessions = {session: replace(one, loaded_s=2.0, workers=1)}
     parts = spent.parts("cool_sd", late, sessions)  # five images of the method, six of vanilla
     assert parts == {
         "loading": 2.0, "drafting": 2.5, "cool_sd": 10.0, "vanilla": 9.0, "warm-up and statistics": 6.5,
@@ -530,7 +531,7 @@ def test_a_run_reports_how_it_spent_its_time(bench: Bench) -> None:
     }  # fmt: skip
     assert sum(parts.values()) == spent.ended - spent.began
     # The seconds of images that were decoded at the same time do not add up.
-    together = {session: {"loaded_s": 2.0, "workers": 2}}
+    together = {session: replace(one, loaded_s=2.0, workers=2)}
     for records, process_info in ((late, together), ([], sessions)):
         assert spent.parts("cool_sd", records, process_info) == {"decoding": 30.0, "scoring": 5.0, "the rest": 1.5}
     assert bench.outcome.spent
@@ -624,7 +625,7 @@ def test_an_engine_needs_its_device_and_its_package(monkeypatch: pytest.MonkeyPa
     assert type(pipeline.engine_of(cfg.changed(engine="graph"), torch.device("cuda"))).__name__ == "Graphs"
 
 
-@pytest.mark.parametrize("change", [{"run_id": 5}, {"sessions": {"a": 1}}])
+@pytest.mark.parametrize("change", [{"run_id": 5}, {"sessions": {"a": 1}}, {"sessions": {"a": {"workers": 1}}}])
 def test_a_run_json_that_no_run_wrote_is_an_error(change: dict[str, Any], tmp_path: Path) -> None:
     """Even with a correct checksum."""
     file = tmp_path / "run.json"

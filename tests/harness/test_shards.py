@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ def test_shards_of_different_weights_or_devices_are_not_one_run(home: Path, tmp_
     for name in ("weights", "device"):
         other = Path(shutil.copytree(home / "3", tmp_path / name))
         memory = RunMetadata.read(other / "run.json")
-        sessions = {key: {**session, name: "other"} for key, session in memory.sessions.items()}
+        sessions = {key: replace(process, **{name: "other"}) for key, process in memory.sessions.items()}
         memory.changed(sessions=sessions).write(other / "run.json")
         with pytest.raises(UsageError, match=name):
             run.merge([other, *(path for path in shards(home) if path.name != "3")], tmp_path / "new", {})
