@@ -7,7 +7,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -33,10 +33,12 @@ from specbench.metrics import frechet
 from specbench.metrics.outputs import image_key
 from specbench.rows.journal import Record, to_line
 from specbench.rows.paired import Paired, PairedTest, by_influence, distribution_test, holm, paired, size
-from specbench.rows.provenance import RunMetadata
+from specbench.rows.provenance import DecodingProcess, RunMetadata
 
 N = 40
-SESSION = {"weights": "embedded:1+2", "device": "cpu", "device_name": "A", "torch": "2", "commit": "c" * 40}
+PROCESS = DecodingProcess(
+    "1", "c" * 40, "cpu", "A", "2", "", "3.11", 1, "embedded:1+2", 64, 256, 1, "", 7, "2026-11-29T00:00:00", 0.5
+)
 
 
 def image(index: int, steps: int, **changes: Any) -> Record:
@@ -62,11 +64,11 @@ class Folders:
     root: Path
 
     def make(self, name: str, images: list[Record], *words: str, baseline: list[Record] | None = None,
-             session: Mapping[str, Any] = SESSION) -> str:  # fmt: skip
+             process: DecodingProcess = PROCESS) -> str:  # fmt: skip
         folder = self.root / name
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text(composed(*words or ["method=eagle_chain"]))
-        RunMetadata(f"run-{name}", sessions={"s": session}).write(folder / "run.json")
+        RunMetadata(f"run-{name}", sessions={"s": process}).write(folder / "run.json")
         for file, records in (("records.jsonl", images), ("baseline.jsonl", baseline)):
             if records is not None:
                 (folder / file).write_bytes(b"".join(map(to_line, records)))
@@ -384,8 +386,8 @@ def test_other_differences_than_the_method_are_reported(folders: Folders) -> Non
     a = folders.make("a", MINE)
     assert not any("differ" in r for r in between(a, folders.make("b", MINE, "method=cool_sd", "delta=2")).remarks)
     words = ["method=cool_sd", "cfg_scale=5", "seed=1", "batch=4", "n=99", "metrics=none"]
-    session = SESSION | {"device_name": "B\x1b[31m", "weights": "embedded:3", "commit": "d" * 40}
-    other = folders.make("c", [replace(r, seed=1) for r in MINE], *words, session=session)
+    process = replace(PROCESS, device_name="B\x1b[31m", weights="embedded:3", commit="d" * 40)
+    other = folders.make("c", [replace(r, seed=1) for r in MINE], *words, process=process)
     [remark] = [r for r in between(a, other).remarks if "differ" in r]
     listed = remark.partition(": ")[2].partition(". ")[0].rstrip(".")
     assert set(listed.split(", ")) == {
