@@ -24,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     stages_of, budgets = STAGES[args.world], BUDGETS[args.world]
     began = time.time()
+    origin = card.origin(device, args.budget, time.strftime("%Y-%m-%d", time.gmtime()))  # of the code that is loaded
     try:
         if args.budget == "gpu" and device.type == "cpu":
             raise UsageError("--budget gpu needs a CUDA device, but no CUDA device is visible: use --budget cpu")
@@ -44,7 +45,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         parser.error(str(error))
     model_card = card.Card.read(args.card)
-    origin = card.origin(device, args.budget, time.strftime("%Y-%m-%d", time.gmtime()))
     card_order = [card.named(world, stage) for world, every in STAGES.items() for stage in (*every, *card.DRAFTERS)]
     card_statistics = {card.named(args.world, stage): values for stage, values in stages.statistics.items()}
     model_card.add(card_statistics, origin, card_order)
