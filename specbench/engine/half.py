@@ -39,7 +39,7 @@ _PRODUCTS = {
 @contextmanager
 def bfloat16_products(device: torch.device, enabled: bool = True) -> Iterator[None]:
     """Matrix products and convolutions in bfloat16, as torch.autocast has them, with their gradients."""
-    with torch.autocast(device.type, torch.bfloat16, enabled=enabled), units(device):
+    with torch.autocast(device.type, torch.bfloat16, enabled=enabled), units(device) if enabled else nullcontext():
         yield
 
 

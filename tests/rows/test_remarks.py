@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from commands import ROOT
 
 from specbench.config import configuration
 from specbench.rows import remarks
+from specbench.rows.provenance import DecodingProcess
 from specbench.rows.remark import Remark, as_json, remark, remarks_of
 from specbench.rows.remark_text import SENTENCES, common, kind, said
 
@@ -19,7 +21,8 @@ from specbench.rows.remark_text import SENTENCES, common, kind, said
 def test_processes_that_differ_are_named() -> None:
     cfg = configuration.compose(["method=sjd", "timing=false"])
     row: dict[str, Any] = {"timing": False, "baseline_run_id": None}
-    sessions = {"a": {"commit": "1", "torch": "2"}, "b": {"commit": "3", "torch": "2"}}
+    one = DecodingProcess("1", "1", "cpu", "A", "2", "", "3.11", 1, "random", 64, 256, 1, "", 7, "2026-11-29", 0.5)
+    sessions = {"a": one, "b": replace(one, commit="3")}
     found = remarks.measurement_remarks(cfg, sessions, row)
     assert remark("processes", processes=2, timed=False) in found
     assert [r.values["what"] for r in found if r.code == "processes_differ"] == ["commit"]

@@ -344,7 +344,7 @@ def test_the_embedded_drafters_come_from_this_command(tmp_path, narrow):
     """`make train-scenes` in seconds: tokenizer, text encoder and target, then every drafter on the same examples."""
     folders = ["--work", str(tmp_path / "work"), "--assets", str(tmp_path / "assets"), "--card", str(tmp_path / "c.md")]
     first, drafters = ["tokenizer", "text", "target"], ["draft", "eagle", "eagle3", "medusa", "dflash"]
-    chosen = ",".join([*first, *drafters, "eagle_steps", "eagle_guided", "drafters"])
+    chosen = ",".join([*first, *drafters, "eagle_steps", "eagle_seed1", "eagle_seed2", "eagle_guided", "drafters"])
     assert train_scenes.main(["--budget", "smoke", "--only", chosen, *folders]) == 0
     drafters += [f"eagle_{name}" for name in registry.drafter_networks()["eagle"].variants]
     assert {p.stem for p in (tmp_path / "assets").iterdir()} == {f"scenes_{name}" for name in [*first, *drafters]}

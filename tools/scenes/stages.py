@@ -309,7 +309,7 @@ class Stages:
         arguments += [f"weights={card.weights_argument(self.assets)}", f"device={self.device}", f"seed={drafter.seed}"]
         plan = recipes.plan(arguments).replaced(
             out=str(self.work / stage),
-            examples=str(self.work / f"examples-{n}"),
+            examples=str(self.work / (f"examples-{n}" + f"-seed{drafter.seed}" * bool(drafter.seed))),
             start=str(self.path(drafter.start)) if drafter.start else None,
         )
         pipeline = Pipeline.load(plan.cfg)
