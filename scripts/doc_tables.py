@@ -4,7 +4,6 @@ and a slot its name:
     table('field', 'step_compression, emitted_kl', lines='vanilla, sjd')
     table_of_pairs('relaxed_equal', 'UniformRSD', 'Cool-SD, exponential', 'band')
     table_of_curves('relaxed', 'emitted_kl', 'EAGLE-1, chain of 5', 2.0, 2.2)
-    table_of_ratios('relaxed', 'EAGLE-1, chain of 5', 'exact_EAGLE-1_chain_of_5', 'UniformRSD', 'typical', 'band')
     table_of_panel('windows', 'Jacobi windows', 'step_compression', 16, 32)
     table_of_verifications('verification_shapes', 'step_compression')
     joined_table(table('field', 'step_compression'), {'speed-up (×)': table('field_seconds', 'speedup_latency')})

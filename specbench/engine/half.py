@@ -1,8 +1,9 @@
 """Products in bfloat16 on processors that have no units for them.
 
-There torch computes such a product some 20 times as slowly as one in float32 (convolutions of the embedded tokenizer on
-an AMD EPYC with AVX2). A product in bfloat16 has rounded factors, is added up in float32, and is rounded. So the same
-product is computed in float32 on rounded factors: it differs by the order of its sums alone.
+There torch computes such a product at least ten times as slowly as one in float32 (the embedded tokenizer on an AMD
+EPYC with AVX2). A product in bfloat16 has rounded factors, is added up in float32, and is rounded. So the same product
+is computed in float32 on rounded factors: it differs by the order of its sums alone. Attention, whose weights stay in
+float32 here, differs by their rounding, too.
 """
 
 from __future__ import annotations

@@ -101,9 +101,9 @@ class RunMetadata:
     """The content of run.json.
 
     run_id: unique. config: digest of config.yaml; two digests while it is being written. sessions: the processes by
-    name. begun: the latest start, seconds since 1970. smallest_batch:
-    the size to which batches shrank because memory was too small. logged: tracker -> digest of the row that was written
-    to it. asked: whether the metrics of the latest start were requested by name.
+    name. begun: the latest start, seconds since 1970. smallest_batch: the size to which batches shrank because memory
+    was too small. logged: tracker -> digest of the row that was written to it. asked: whether the metrics of the latest
+    start were requested by name.
     """
 
     run_id: str
