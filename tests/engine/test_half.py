@@ -59,7 +59,14 @@ def test_tensors_in_bfloat16_are_multiplied_without_autocast_too(monkeypatch: py
     x = torch.randn(6, 6, generator=torch.Generator().manual_seed(0)).bfloat16()
     expected = torch.addmm(x, x, x.T, beta=2.0)
     monkeypatch.setattr(half, "has_units", lambda: False)
+    rounded, rounding = [], half._rounded
+    monkeypatch.setattr(half, "_rounded", lambda value: [rounded.append(value), rounding(value)][1])
+    with half.bfloat16_products(CPU, enabled=False):
+        torch.mm(x, x)
+    assert not rounded  # by the library
     with half.units(CPU):
+        torch.mm(x, x)
+        assert len(rounded) == 2
         assert (torch.addmm(x, x, x.T, beta=2.0) == expected).float().mean() > 0.9
         assert torch.equal(torch.mm(x.float(), x.float().T), x.float().mm(x.float().T))
         assert torch.mm(x.float(), x.float()).dtype == torch.float32

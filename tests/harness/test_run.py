@@ -9,7 +9,7 @@ import os
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -625,11 +625,22 @@ def test_an_engine_needs_its_device_and_its_package(monkeypatch: pytest.MonkeyPa
     assert type(pipeline.engine_of(cfg.changed(engine="graph"), torch.device("cuda"))).__name__ == "Graphs"
 
 
-@pytest.mark.parametrize("change", [{"run_id": 5}, {"sessions": {"a": 1}}, {"sessions": {"a": {"workers": 1}}}])
+PROCESS = provenance.DecodingProcess("1", "c", "cpu", "A", "2", "", "3.11", 1, "random", 8, 4, 1, "", 7, "now", 0.5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run_id": 5},
+        {"sessions": {"a": 1}},
+        {"sessions": {"a": {"workers": 1}}},
+        {"sessions": {"a": asdict(PROCESS) | {"loaded_s": "0.5"}}},
+    ],
+)
 def test_a_run_json_that_no_run_wrote_is_an_error(change: dict[str, Any], tmp_path: Path) -> None:
     """Even with a correct checksum."""
     file = tmp_path / "run.json"
-    provenance.RunMetadata("one").write(file)
+    provenance.RunMetadata("one", sessions={"a": PROCESS}).write(file)
     assert provenance.RunMetadata.read(file).run_id == "one"
     values = {name: value for name, value in json.loads(file.read_text()).items() if name != "check"}
     file.write_text(checked(values))
