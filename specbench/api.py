@@ -170,7 +170,8 @@ class RunResult:
 
         from specbench.compare import breakdown, passes
 
-        return pd.DataFrame(breakdown.of_pass(passes.read(str(self.folder))), columns=list(breakdown.COLUMNS))
+        method = passes.read(str(self.folder))
+        return pd.DataFrame(breakdown.lines_of(method, breakdown.of_pass(method)), columns=list(breakdown.COLUMNS))
 
     @property
     def images(self) -> RunImages:

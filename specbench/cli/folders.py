@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,7 +50,7 @@ def status(line: CommandLine) -> int:
     if code and not runs:
         return code
     if line["--json"]:
-        print(json.dumps([asdict(run) for run in runs], indent=1, ensure_ascii=False))
+        print(json.dumps([run.plain() for run in runs], indent=1, ensure_ascii=False))
     else:
         print("\n".join([*([summary(folder, runs)] if planned else []), *map(_text, runs)]))
     return code
@@ -74,8 +73,8 @@ def _text(run: Status) -> str:
         lines.append(f"  time left  {left}")
     if run.failures:
         last = run.failures[-1]
-        image = label(int(last["index"]))
-        lines.append(f"  failures   {len(run.failures)}, the last: {last['pass']} image {image}: {last['reason']}")
+        what = f"{last.label} image {label(last.index)}: {last.reason}"
+        lines.append(f"  failures   {len(run.failures)}, the last: {what}")
     lines += [f"  images     {text}" for text in run.degenerate]
     lines.append(f"  on disk    {format_size(run.bytes)}")
     if run.state == "stopped":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
@@ -192,8 +193,9 @@ def _planned(line: CommandLine, overrides: Sequence[str]) -> list[dict[str, Any]
     chosen, plans = devices.of_bandwidth(line["bench.bandwidth"]), []
     for cfg in _jobs(line, overrides, "plan"):
         planned = needs.plan(cfg, line["bench.context"])
-        plans.append({**planned, "devices": needs.on_devices(planned, chosen)})
-        print(needs.describe(plans[-1]))
+        by_device = needs.on_devices(planned, chosen)
+        plans.append(asdict(planned) | {"devices": {name: device.plain() for name, device in by_device.items()}})
+        print(needs.describe(planned, by_device))
     return plans
 
 

@@ -161,7 +161,7 @@ def breakdown(line: CommandLine) -> int:
       specbench breakdown first
       specbench breakdown first second out=groups.csv
     """
-    from specbench.compare.breakdown import INTERVALS, ROWS, of_pass, table
+    from specbench.compare.breakdown import INTERVALS, ROWS, lines_of, of_pass, table
     from specbench.compare.passes import read
     from specbench.storage.csv_text import csv_text
 
@@ -170,7 +170,7 @@ def breakdown(line: CommandLine) -> int:
         groups = of_pass(decoded)
         print(f"{decoded.method}, {len(decoded.records)} images in {decoded.path}; {INTERVALS}")
         print("\n".join(table(groups)) if groups else "One category, one length, and no raster order: nothing to show.")
-        rows += groups
+        rows += lines_of(decoded, groups)
     if out := line["out"]:
         write_atomically(out, csv_text(ROWS.columns, rows).encode())
         print(f"wrote {out}")

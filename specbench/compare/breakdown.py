@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -26,8 +26,6 @@ from specbench.rows.journal import Record
 from specbench.rows.paired import LEVEL
 from specbench.rows.timing import Estimate
 from specbench.storage.csv_text import RowFile
-
-Group = Mapping[str, Any]
 
 BANDS = 8  # maximum number of groups of rows of an image
 MOST_TOKENS = 2**20  # maximum number of tokens in an image
@@ -68,7 +66,35 @@ COLUMNS = {
 ROWS = RowFile(COLUMNS, "breakdowns")
 
 
-def of_pass(scored_pass: ScoredPass) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Statistic:
+    """A value and the ends of its interval; None if it is not known."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """The statistics of some images: those of `STATISTICS` that this kind of group has. by, group, prompts, images: see
+    `COLUMNS`."""
+
+    by: str
+    group: str
+    prompts: int
+    images: int
+    statistics: Mapping[str, Statistic]
+
+    def cells(self) -> dict[str, object]:
+        """The group as a line of a file: `COLUMNS` without run_id and method."""
+        cells: dict[str, object] = {"by": self.by, "group": self.group, "prompts": self.prompts, "images": self.images}
+        for name, statistic in self.statistics.items():
+            cells |= {name: statistic.value, f"{name}_low": statistic.low, f"{name}_high": statistic.high}
+        return cells
+
+
+def of_pass(scored_pass: ScoredPass) -> list[Group]:
     """The breakdown of a pass, compared with the vanilla images that its run decoded for it, if any.
 
     Raises UsageError for damaged records.
@@ -81,8 +107,12 @@ def of_pass(scored_pass: ScoredPass) -> list[dict[str, Any]]:
     records = [images[i] for i in shared]
     baseline = [vanilla[i] for i in shared] if vanilla else None
     raster = parameters.in_raster_order(scored_pass.drafter)
-    rows = _checked(scored_pass, records, baseline, raster, scored_pass.again, True)
-    return [{"run_id": scored_pass.run_id, "method": scored_pass.method, **row} for row in rows]
+    return _checked(scored_pass, records, baseline, raster, scored_pass.again, True)
+
+
+def lines_of(scored_pass: ScoredPass, groups: Sequence[Group]) -> list[dict[str, object]]:
+    """The groups of a pass as lines of a file, see `COLUMNS`."""
+    return [{"run_id": scored_pass.run_id, "method": scored_pass.method, **group.cells()} for group in groups]
 
 
 def groups_of(a: ScoredPass, b: ScoredPass, pairs: Sequence[tuple[Record, Record]]) -> tuple[tuple[Group, Group], ...]:
@@ -98,7 +128,7 @@ def groups_of(a: ScoredPass, b: ScoredPass, pairs: Sequence[tuple[Record, Record
     return tuple(zip(_checked(a, first, None, raster), _checked(b, second, first, raster, b.again), strict=True))
 
 
-def _checked(scored_pass: ScoredPass, *arguments: Any) -> list[dict[str, Any]]:
+def _checked(scored_pass: ScoredPass, *arguments: Any) -> list[Group]:
     """`breakdown`, with a UsageError for damaged records."""
     try:
         return breakdown(*arguments)
@@ -112,38 +142,37 @@ def breakdown(
     raster: bool = True,
     again: Sequence[Record] = (),
     depths: bool = False,
-) -> list[dict[str, Any]]:
-    """The rows (`COLUMNS` without run_id and method) of some images. A category or a length that all images share is
-    skipped.
+) -> list[Group]:
+    """The groups of some images. A category or a length that all images share is skipped.
 
     vanilla: the images of vanilla AR on the same prompts, in the same order; raster: whether tokens were committed in
-    raster order, without which their positions are not known; again: see `timing.extended`; depths: with rows for the
-    depths of a draft.
+    raster order, without which their positions are not known; again: see `timing.extended`; depths: with groups for
+    the depths of a draft.
     """
     if not images:
         return []
     prompts = [r.id for r in images]
     shift = None if vanilla is None else timing.shift(images, vanilla, again)
-    rows = []
+    groups = []
     for by, labels in (("category", [r.category for r in images]), ("caption length", _lengths(images))):
         names = sorted({label for label in labels if label is not None})
         for name in sorted(names, key=_order) if len(names) > 1 else ():
             members = [i for i, label in enumerate(labels) if label == name]
             part, baseline = [images[i] for i in members], vanilla and [vanilla[i] for i in members]
-            rows.append(_row(by, name, part, _whole(part, baseline, shift)))
+            groups.append(_group(by, name, part, _whole(part, baseline, shift)))
     if depths and (raster or images[0].drafts is not None):
-        rows += [_row("depth", str(depth), images, estimates) for depth, estimates in _by_depth(images)]
+        groups += [_group("depth", str(depth), images, estimates) for depth, estimates in _by_depth(images)]
     if not raster or len({r.tokens for r in [*images, *(vanilla or ())]}) > 1:
-        return rows
-    groups, step_ends = _numbers(prompts), _step_ends(images)
+        return groups
+    members_of, step_ends = _numbers(prompts), _step_ends(images)
     baseline_ends = None if vanilla is None else _step_ends(vanilla)
     for name, first, last in _bands(images[0].tokens):
         steps = step_ends[:, first:last].sum(1).tolist()
-        estimates = {"step_compression": summary.ratio([last - first] * len(steps), steps, groups)}
+        estimates = {"step_compression": summary.ratio([last - first] * len(steps), steps, members_of)}
         if baseline_ends is not None:
-            estimates["speedup_step"] = summary.ratio(baseline_ends[:, first:last].sum(1).tolist(), steps, groups)
-        rows.append(_row("position", name, images, estimates))
-    return rows
+            estimates["speedup_step"] = summary.ratio(baseline_ends[:, first:last].sum(1).tolist(), steps, members_of)
+        groups.append(_group("position", name, images, estimates))
+    return groups
 
 
 def _whole(images: Sequence[Record], vanilla: Sequence[Record] | None, shift: float | None) -> dict[str, Estimate]:
@@ -185,16 +214,15 @@ def _by_depth(images: Sequence[Record]) -> Iterator[tuple[int, dict[str, Estimat
         )
 
 
-def _row(by: str, group: str, images: Sequence[Record], estimates: Mapping[str, Estimate]) -> dict[str, Any]:
+def _group(by: str, name: str, images: Sequence[Record], estimates: Mapping[str, Estimate]) -> Group:
     prompts = len({r.id for r in images})
-    row: dict[str, Any] = {"by": by, "group": group, "prompts": prompts, "images": len(images)}
-    for name, (value, stderr) in estimates.items():
-        row[name] = value
-        row[f"{name}_low"] = row[f"{name}_high"] = None
+    statistics = {}
+    for statistic, (value, stderr) in estimates.items():
+        ends: tuple[float, float] | tuple[None, None] = (None, None)
         if value is not None and stderr is not None:
-            ends = interval(value, stderr, prompts, name in _SHARES)
-            row[f"{name}_low"], row[f"{name}_high"] = ends
-    return row
+            ends = interval(value, stderr, prompts, statistic in _SHARES)
+        statistics[statistic] = Statistic(value, *ends)
+    return Group(by, name, prompts, len(images), statistics)
 
 
 def interval(value: float, stderr: float, prompts: int, share: bool) -> tuple[float, float]:
@@ -260,13 +288,12 @@ def _step_ends(images: Sequence[Record]) -> np.ndarray:
     return ~np.stack([summary.is_accepted_draft(r) for r in images])
 
 
-def table(rows: Sequence[Group]) -> list[str]:
+def table(groups: Sequence[Group]) -> list[str]:
     """A breakdown as lines of text."""
-    shown = [name for name in STATISTICS if any(row.get(name) is not None for row in rows)]
+    shown = [name for name in STATISTICS if any(_value(group, name) is not None for group in groups)]
     head = ["by", "group", "prompts", "images", *(_HEADS.get(name, name.replace("_", " ")) for name in shown)]
     cells = [
-        [row["by"], plain(row["group"])[:40], str(row["prompts"]), str(row["images"]), *(_text(row, n) for n in shown)]
-        for row in rows
+        [g.by, plain(g.group)[:40], str(g.prompts), str(g.images), *(_text(g, name) for name in shown)] for g in groups
     ]
     return aligned([head, *cells], 2)
 
@@ -276,10 +303,10 @@ def pair_table(groups: Sequence[tuple[Group, Group]]) -> list[str]:
     head = ["", "", "prompts", "acceptance A", "acceptance B", "compression A", "compression B", "steps of A / B"]
     cells = [
         [
-            a["by"],
-            plain(a["group"])[:30],
-            str(a["prompts"]),
-            *(_text(row, name, False) for name in ("acceptance_rate", "step_compression") for row in (a, b)),
+            a.by,
+            plain(a.group)[:30],
+            str(a.prompts),
+            *(_text(group, name, False) for name in ("acceptance_rate", "step_compression") for group in (a, b)),
             _text(b, "speedup_step"),
         ]
         for a, b in groups
@@ -287,8 +314,12 @@ def pair_table(groups: Sequence[tuple[Group, Group]]) -> list[str]:
     return aligned([head, *cells], 2)
 
 
-def _text(row: Group, name: str, bounds: bool = True) -> str:
-    if row.get(name) is None:
+def _value(group: Group, name: str) -> float | None:
+    return group.statistics[name].value if name in group.statistics else None
+
+
+def _text(group: Group, name: str, bounds: bool = True) -> str:
+    if (value := _value(group, name)) is None:
         return "-"
-    low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
-    return f"{row[name]:.3f}" + (f" ({low:.3f} to {high:.3f})" if bounds and low is not None else "")
+    low, high = group.statistics[name].low, group.statistics[name].high
+    return f"{value:.3f}" + (f" ({low:.3f} to {high:.3f})" if bounds and low is not None else "")

@@ -118,7 +118,7 @@ class Comparison:
     results: tuple[Result, ...]
     untested: tuple[str, ...]
     distribution_tests: Mapping[str, DistributionTest] = field(default_factory=dict)  # by feature extractor
-    groups: tuple[tuple[Group, Group], ...] = ()  # rows of `breakdown` of A, and of B with A as its baseline
+    groups: tuple[tuple[Group, Group], ...] = ()  # the breakdown of A, and of B with A as its baseline
     distribution_holm: Mapping[str, float] = field(default_factory=dict)  # the adjusted p of the distribution tests
 
     @property

@@ -17,12 +17,12 @@ from specbench.config import indices
 from specbench.config.run_config import RunConfig
 from specbench.errors import RunError
 from specbench.harness import cluster
-from specbench.harness.folder import RunFolder, RunRecords
+from specbench.harness.folder import DecodingFailure, RunFolder, RunRecords
 from specbench.harness.log import LOG, say, stop_on_interrupt, warn
 from specbench.harness.worker import Died, Event, Failure, Image, Joined, Loader, Shrunk, Worker
 from specbench.rows.journal import Journal, Record
 from specbench.rows.provenance import DecodingProcess, decoding_hash, utc
-from specbench.storage.files import append_line, format_size
+from specbench.storage.files import format_size
 from specbench.storage.progress import tqdm
 
 
@@ -170,8 +170,7 @@ class Execution:
         elif isinstance(event, Failure):
             self._failed += 1
             label = self._label(event.baseline)
-            entry = {"time": utc(), "pass": label, "index": event.index, "reason": event.reason}
-            append_line(self.folder.failures, json.dumps(entry).encode() + b"\n")
+            self.folder.add_failure(DecodingFailure(utc(), label, event.index, event.reason))
             warn(f"{label}: image {indices.label(event.index)} failed: {event.reason}")
         elif isinstance(event, Died):
             warn(f"{event.reason}; another worker decodes its images")

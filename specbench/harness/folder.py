@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from specbench import data
 from specbench.config import indices, parameters, registry
@@ -24,7 +24,16 @@ from specbench.rows.csv_files import ROW, write_run_row
 from specbench.rows.journal import TIMINGS, Journal, Record, TimingJournal
 from specbench.rows.provenance import MAY_CHANGE, RunMetadata, decoding_hash
 from specbench.rows.scores import ScoreJournal
-from specbench.storage.files import check_parent, check_regular, content, is_temporary, locked, sha256, write_atomically
+from specbench.storage.files import (
+    append_line,
+    check_parent,
+    check_regular,
+    content,
+    is_temporary,
+    locked,
+    sha256,
+    write_atomically,
+)
 from specbench.storage.reading import from_yaml, yaml_text
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)  # errors that no argument can fix
@@ -34,6 +43,29 @@ _DENIED = (errno.EACCES, errno.EPERM)  # of the folder, if it became unwritable,
 def new_folder(now: float | None = None) -> Path:
     """The default folder of a run that starts now: runs/<date>/<time>-<id>."""
     return Path("runs", time.strftime("%Y-%m-%d/%H-%M-%S", time.localtime(now)) + f"-{secrets.token_hex(3)}")
+
+
+@dataclass(frozen=True)
+class DecodingFailure:
+    """A line of failures.jsonl: an image of a pass that could not be decoded, even alone. time: UTC; label: of the
+    pass, the method or "vanilla"."""
+
+    time: str
+    label: str
+    index: int
+    reason: str
+
+    @classmethod
+    def read(cls, line: str) -> Self | None:
+        """None for a line that was cut by a kill."""
+        try:
+            values = json.loads(line)
+            return cls(str(values["time"]), str(values["pass"]), int(values["index"]), str(values["reason"]))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+
+    def plain(self) -> dict[str, str | int]:
+        return {"time": self.time, "pass": self.label, "index": self.index, "reason": self.reason}
 
 
 @dataclass(frozen=True)
@@ -224,18 +256,15 @@ class RunFolder:
     def open_scores(self) -> ScoreJournal:
         return ScoreJournal(self.scores)
 
-    def read_failures(self) -> list[dict[str, Any]]:
-        """All decoding failures of the run, oldest first: time, pass, index and reason."""
+    def read_failures(self) -> list[DecodingFailure]:
+        """All decoding failures of the run, oldest first."""
         if not self.failures.is_file():
             return []
-        failures = []
-        for line in content(self.failures).decode(errors="replace").splitlines():
-            try:
-                entry = json.loads(line)
-                failures.append(entry | {"pass": str(entry["pass"]), "index": int(entry["index"])})
-            except (ValueError, TypeError, KeyError, RecursionError):
-                continue  # cut by a kill
-        return failures
+        lines = content(self.failures).decode(errors="replace").splitlines()
+        return [failure for failure in map(DecodingFailure.read, lines) if failure]
+
+    def add_failure(self, failure: DecodingFailure) -> None:
+        append_line(self.failures, json.dumps(failure.plain()).encode() + b"\n")
 
     def write_row(self, row: Row) -> bool:
         """Writes row.csv and details.json. Returns whether one of them changed."""

@@ -6,14 +6,13 @@ import fcntl
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from specbench.config import indices
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
-from specbench.harness.folder import RunFolder, stored
+from specbench.harness.folder import DecodingFailure, RunFolder, stored
 from specbench.rows import remark_text, timing
 from specbench.rows.csv_files import read_rows
 from specbench.rows.degenerate import of_records
@@ -48,9 +47,13 @@ class Status:
     images: PassProgress
     baseline: PassProgress | None
     time_left_s: float | None
-    failures: list[dict[str, Any]]
+    failures: list[DecodingFailure]
     degenerate: list[str]
     bytes: int
+
+    def plain(self) -> dict[str, object]:
+        """The values of `specbench status --json`."""
+        return asdict(self) | {"failures": [failure.plain() for failure in self.failures]}
 
 
 def of_run(path: Path) -> Status:
@@ -128,10 +131,10 @@ def _has_row(folder: RunFolder, config: RunConfig, records: Sequence[Record]) ->
     return tried.issuperset(config.metrics)
 
 
-def _failures(folder: RunFolder, records: Mapping[str, Mapping[int, Record]]) -> list[dict[str, Any]]:
+def _failures(folder: RunFolder, records: Mapping[str, Mapping[int, Record]]) -> list[DecodingFailure]:
     """The last failure of each missing image; records: of each pass, by its label."""
-    last = {(entry["pass"], entry["index"]): entry for entry in folder.read_failures()}
-    return [entry for (label, index), entry in last.items() if label in records and index not in records[label]]
+    last = {(failure.label, failure.index): failure for failure in folder.read_failures()}
+    return [failure for (label, index), failure in last.items() if label in records and index not in records[label]]
 
 
 def summary(folder: Path, runs: Sequence[Status]) -> str:

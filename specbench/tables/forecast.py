@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from specbench.bench import devices, needs, steps, to_fetch
 from specbench.bench.devices import DEVICES, Device
+from specbench.bench.needs import ImageNeeds, Needs
 from specbench.bench.steps import MeasuredStep
 from specbench.config import parameters, registry
 from specbench.config.run_config import RunConfig
@@ -29,6 +30,9 @@ from specbench.harness.method import shape_of
 from specbench.harness.planned import PlannedRun
 from specbench.storage.files import format_size, sha256, write_atomically
 from specbench.storage.home import plan_file
+from specbench.storage.reading import read_json
+
+T = TypeVar("T", ImageNeeds, Needs)
 
 _MOST = 40  # maximum number of runs that are listed one by one
 _RECORD, _OF_TOKEN = 4000, 12  # maximum bytes of a record, besides its tokens; bytes per token
@@ -78,7 +82,7 @@ class Planner:
 
     def __post_init__(self) -> None:
         self.steps, self.lengths = steps.read(self.results), steps.tokens_per_step(self.results)
-        self._plans: dict[str, dict[str, Any] | UsageError | None] = {}
+        self._needs: dict[str, Any] = {}  # see `_once`
         self._items: dict[str, list[Item]] = {}
 
     def fault(self, run: PlannedRun, left: bool) -> UsageError | None:
@@ -93,7 +97,7 @@ class Planner:
             return e
         except OSError as e:
             return UsageError(f"cannot write into {run.folder} ({e.strerror}); choose another out=")
-        planned = self._once(_vanilla(run.config), needs.size) if left else None
+        planned = self._once(_vanilla(run.config), needs.size, ImageNeeds) if left else None
         return planned if isinstance(planned, UsageError) else missing
 
     def _load(self, cfg: RunConfig) -> list[Item]:
@@ -104,39 +108,41 @@ class Planner:
             self._items[key] = images_of(cfg)
         return self._items[key]
 
-    def plan(self, cfg: RunConfig) -> dict[str, Any] | None:
-        """The plan of `bench.plan`; None for a plug-in's model that does not work on shapes."""
-        return _known(self._once(cfg, needs.plan))
+    def plan(self, cfg: RunConfig) -> Needs | None:
+        """The needs of a configuration; None for a plug-in's model that does not work on shapes."""
+        return _known(self._once(cfg, needs.plan, Needs))
 
-    def _once(self, cfg: RunConfig, make: Callable[[RunConfig], dict[str, Any]]) -> dict[str, Any] | UsageError | None:
-        """A plan, the mistake in the configuration, or None for a model that does not work on shapes."""
+    def _once(self, cfg: RunConfig, make: Callable[[RunConfig], T], kind: type[T]) -> T | UsageError | None:
+        """What `make` gives, the mistake in the configuration, or None for a model that does not work on shapes."""
         free = _FREE | parameters.declared("rule", cfg.rule)
         values = {name: value for name, value in cfg.plain().items() if name not in free}
-        key = make.__name__ + json.dumps(values, default=str, sort_keys=True)
-        if key not in self._plans:
+        key = kind.__name__ + json.dumps(values, default=str, sort_keys=True)
+        if key not in self._needs:
+            is_shipped = not parameters.plugins_of(cfg.plain())
             try:
-                self._plans[key] = make(cfg) if parameters.plugins_of(cfg.plain()) else _stored(key, lambda: make(cfg))
+                self._needs[key] = _stored(key, kind, lambda: make(cfg)) if is_shipped else make(cfg)
             except UsageError as e:
-                self._plans[key] = e
+                self._needs[key] = e
             except Exception:  # whatever a plug-in raises; nothing depends on these numbers
-                self._plans[key] = None
-        return self._plans[key]
+                self._needs[key] = None
+        result: T | UsageError | None = self._needs[key]
+        return result
 
-    def of_model(self, cfg: RunConfig) -> dict[str, Any] | None:
-        """The size of a model's vanilla AR, one image at once, see `bench.plan.size`."""
-        return _known(self._once(_vanilla(cfg), needs.size))
+    def of_image(self, cfg: RunConfig) -> ImageNeeds | None:
+        """The needs of one image of a model's vanilla AR."""
+        return _known(self._once(_vanilla(cfg), needs.size, ImageNeeds))
 
     def hours(self, cfg: RunConfig, left_of: Sequence[int], device: str) -> float | None:
         """Hours of the missing images of a method, and of its baseline; None if no such step was measured."""
-        planned, total = self.of_model(cfg), 0.0
+        planned, total = self.of_image(cfg), 0.0
         for count, config in zip(left_of, (cfg, without_method(cfg)), strict=True):
             if count:
-                found = planned and steps.nearest(self.steps, _step(config, planned["reads_gb"]["forward"], device))
+                found = planned and steps.nearest(self.steps, _step(config, planned.forward_gb, device))
                 if not planned or not found:
                     return None
-                length, source = self._tokens_per_step(config, planned["tokens"])
+                length, source = self._tokens_per_step(config, planned.tokens)
                 self.basis |= dict.fromkeys([str(found[0]), *source])
-                total += count * planned["tokens"] / length * found[1] / config.batch
+                total += count * planned.tokens / length * found[1] / config.batch
         return total / 3.6e6
 
     def _tokens_per_step(self, cfg: RunConfig, tokens: int) -> tuple[float, list[str]]:
@@ -152,7 +158,7 @@ class Planner:
         return length, [f"{method} {length:.3g} tokens a step in rows of {', '.join(name for name, _ in rows)}"]
 
 
-def _known(planned: dict[str, Any] | UsageError | None) -> dict[str, Any] | None:
+def _known(planned: T | UsageError | None) -> T | None:
     return None if isinstance(planned, UsageError) else planned
 
 
@@ -161,16 +167,16 @@ def _vanilla(cfg: RunConfig) -> RunConfig:
     return without_method(cfg).changed(batch=1, engine="eager")
 
 
-def _stored(key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """A plan that an earlier dry run computed with the same code, or a new one: it takes seconds."""
+def _stored(key: str, kind: type[T], make: Callable[[], T]) -> T:
+    """What an earlier dry run computed with the same code, or a new result: it takes seconds."""
     file = plan_file(sha256(f"{_code()} {key}", 16))
-    with suppress(OSError, ValueError):
-        stored: dict[str, Any] = json.loads(file.read_bytes())
+    with suppress(UsageError):  # missing or damaged
+        stored: T = read_json(file, kind)
         return stored
-    plan = make()
+    result = make()
     with suppress(OSError):  # a folder that cannot be written
-        write_atomically(file, json.dumps(plan).encode())
-    return plan
+        write_atomically(file, json.dumps(asdict(result)).encode())
+    return result
 
 
 @cache
@@ -227,9 +233,9 @@ class DryRun:
         are unknown."""
         total, unknown = 0.0, dict[str, None]()
         for forecast in self.runs:
-            planned = self.planner.of_model(forecast.run.config) if forecast.left else None
+            planned = self.planner.of_image(forecast.run.config) if forecast.left else None
             if planned:
-                total += forecast.left * (3 * planned["resolution"] ** 2 + _RECORD + _OF_TOKEN * planned["tokens"])
+                total += forecast.left * (3 * planned.resolution**2 + _RECORD + _OF_TOKEN * planned.tokens)
             elif forecast.left:
                 unknown[forecast.run.config.model] = None
         return total, list(unknown)
@@ -246,11 +252,11 @@ class DryRun:
             if planned is None:
                 lines.append(f"unknown for {what}")
                 continue
-            peak = planned["peak_estimate_gb"]
+            peak = planned.peak_estimate_gb
             sizes = {name: DEVICES[name].memory for name in self.hours if name in DEVICES}
             small = [f"{name} ({size:g} GB)" for name, size in sizes.items() if peak > size]
             fits = f", more than {', '.join(small)}" if small else f", fits {', '.join(sizes)}" if sizes else ""
-            parts = f"{planned['all_weights_gb']:.3g} GB of weights, {planned['state_gb']:.3g} GB of caches and buffers"
+            parts = f"{planned.all_weights_gb:.3g} GB of weights, {planned.state_gb:.3g} GB of caches and buffers"
             lines.append(f"{what}: {parts}; about {peak:.3g} GB at the peak{fits}")
         return lines
 

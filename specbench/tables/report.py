@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.compare import breakdown, passes
+from specbench.compare.breakdown import Group
 from specbench.config import configuration, parameters
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError, plain
@@ -80,7 +81,7 @@ class ReportContent:
     baselines: list[dict[str, Any]] = field(default_factory=list)
     audits: list[dict[str, str]] = field(default_factory=list)
     shots: dict[str, dict[int, Shot]] = field(default_factory=dict)
-    groups: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    groups: dict[str, list[Group]] = field(default_factory=dict)
     folders: list[tuple[Path, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     by_id: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -270,8 +271,7 @@ def _add_images(records: Path, run_id: str, most: int, report: ReportContent) ->
 def _add_groups(folder: Path, run_id: str, report: ReportContent) -> None:
     """Adds the breakdown of a run, if all its files exist and are undamaged."""
     with suppress(UsageError):
-        rows = breakdown.of_pass(passes.read(str(folder)))
-        report.groups[run_id] = [{name: row[name] for name in row if name not in ("run_id", "method")} for row in rows]
+        report.groups[run_id] = breakdown.of_pass(passes.read(str(folder)))
 
 
 def keep(report: ReportContent, folder: Path) -> None:
@@ -334,7 +334,7 @@ def page_data(report: ReportContent) -> dict[str, Any]:
                 "errors": {name: row[stderr_of(name)] for name in values if row.get(stderr_of(name)) is not None},
                 "doubts": _doubts(row, machines),
                 "facts": _facts(row),
-                "groups": report.groups.get(str(row["run_id"]), []),
+                "groups": [group.cells() for group in report.groups.get(str(row["run_id"]), [])],
                 "map": _numbers(row["drafted_by_position"]),
                 "images": {
                     i: {"prompt": shot.prompt, "png": base64.b64encode(shot.png).decode()}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specbench.bench.devices import DEVICES
-from specbench.bench.needs import Memory, plan, size
+from specbench.bench.needs import ImageNeeds, Memory, plan, size
 from specbench.bench.shapes import DEVICE, Shapes, shapes
 from specbench.config import configuration
 from specbench.decoding.rng import RandomStreams
@@ -54,21 +54,21 @@ def test_planned_bytes_equal_those_of_real_networks_and_caches() -> None:
     real = Pipeline.load(configuration.compose([*words, "device=cpu"]))
     head = real.config.drafter.head
     weights = {"target": real.model.target, "tokenizer": real.model.tokenizer, "drafter head": head}
-    assert planned["weights_gb"] == {name: count_bytes(network) / 1e9 for name, network in weights.items()}
+    assert planned.weights_gb == {name: count_bytes(network) / 1e9 for name, network in weights.items()}
     with torch.inference_mode():
         decoding = real.images(real.encode(["a", "b"]), RandomStreams([(0, 0), (0, 1)]))
     caches = [decoding.session.cache, decoding.draft_state.cache]
     size = sum(2 * cache.k.numel() * cache.k.element_size() for cache in caches) / 1e9
-    assert size < planned["state_gb"] < 2 * size
-    parts = sum(planned[f"{name}_estimate_gb"] for name in ("prefill", "step", "pixels"))
-    least = planned["all_weights_gb"] + planned["state_gb"] + planned["runtime_estimate_gb"]
-    assert least < planned["peak_estimate_gb"] <= least + parts
+    assert size < planned.state_gb < 2 * size
+    parts = sum(getattr(planned, f"{name}_estimate_gb") for name in ("prefill", "step", "pixels"))
+    least = planned.all_weights_gb + planned.state_gb + planned.runtime_estimate_gb
+    assert least < planned.peak_estimate_gb <= least + parts
 
 
 def test_a_recorded_engine_holds_its_state_twice() -> None:
     """A later batch is prefilled before its state is copied into the memory of the recorded one."""
     eager, graph = (plan(configuration.compose([*REDUCED, "method=sjd", f"engine={e}"])) for e in ("eager", "graph"))
-    assert graph["peak_estimate_gb"] >= eager["peak_estimate_gb"] + eager["state_gb"]
+    assert graph.peak_estimate_gb >= eager.peak_estimate_gb + eager.state_gb
 
 
 def test_planned_bytes_of_continuous_tokens() -> None:
@@ -80,8 +80,8 @@ def test_planned_bytes_of_continuous_tokens() -> None:
         "tokenizer": real.model.tokenizer,
         "drafter model": real.drafter.model,
     }
-    assert planned["weights_gb"] == {name: count_bytes(network) / 1e9 for name, network in weights.items()}
-    assert planned["reads_gb"]["forward"] > planned["reads_gb"]["diffusion_step"] > 0
+    assert planned.weights_gb == {name: count_bytes(network) / 1e9 for name, network in weights.items()}
+    assert planned.reads_gb["forward"] > planned.reads_gb["diffusion_step"] > 0
     assert float(diffusion.schedule(4).betas[0]) > 0  # no fake tensor is left in a table
 
 
@@ -153,7 +153,6 @@ def test_two_blocks_and_no_step_are_enough(words: str, monkeypatch: pytest.Monke
     """The memory of passes of all blocks is the same, and what `size` says is in the plan."""
     cfg = configuration.compose(["model=llamagen_l", "device=cuda", *words.split()])
     planned, small = plan(cfg), size(cfg)
-    assert small["reads_gb"] == {"forward": planned["reads_gb"]["forward"]}
-    assert {name: planned[name] for name in ("resolution", "tokens")} == {k: small[k] for k in ("resolution", "tokens")}
+    assert small == ImageNeeds(planned.resolution, planned.tokens, planned.reads_gb["forward"])
     monkeypatch.setattr("specbench.bench.needs._few_blocks", nullcontext)
     assert plan(cfg) == planned

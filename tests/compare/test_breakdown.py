@@ -15,7 +15,7 @@ from test_journal import record
 
 from specbench import data
 from specbench.compare import passes
-from specbench.compare.breakdown import COLUMNS, breakdown, interval, of_pass
+from specbench.compare.breakdown import COLUMNS, Group, breakdown, interval, of_pass
 from specbench.compare.comparison import compare
 from specbench.config.run_config import PromptSelection
 from specbench.errors import UsageError
@@ -56,8 +56,8 @@ def folders(tmp_path: Path) -> Folders:
     return Folders(tmp_path)
 
 
-def of(rows: list[dict[str, Any]], by: str) -> dict[str, dict[str, Any]]:
-    return {row["group"]: row for row in rows if row["by"] == by}
+def of(groups: list[Group], by: str) -> dict[str, Any]:
+    return {group.group: group.cells() for group in groups if group.by == by}
 
 
 def test_groups_by_hand() -> None:
@@ -93,10 +93,8 @@ def test_images_of_one_prompt_count_once() -> None:
     once = [image(i, steps, category="ab"[i % 2]) for i, steps in enumerate((DENSE, ROWS, PAIRS, ROWS, DENSE, PAIRS))]
     twice = once + [replace(r, index=r.index + 6) for r in once]
     for group, doubled in zip(breakdown(once), breakdown(twice), strict=True):
-        assert doubled["images"] == 2 * group["images"]
-        assert {k: v for k, v in group.items() if k != "images"} == pytest.approx(
-            {k: v for k, v in doubled.items() if k != "images"}
-        )
+        assert doubled.images == 2 * group.images
+        assert group.cells() | {"images": doubled.images} == pytest.approx(doubled.cells())
 
 
 def test_acceptance_by_depth_by_hand() -> None:
@@ -119,10 +117,10 @@ def test_acceptance_by_depth_by_hand() -> None:
 
 def test_values_equal_for_all_are_left_out() -> None:
     same = [image(i, ROWS, prompt="one", category=None) for i in range(3)]
-    assert {row["by"] for row in breakdown(same)} == {"position"}
+    assert {group.by for group in breakdown(same)} == {"position"}
     assert breakdown(same, raster=False) == []
     assert breakdown([]) == []
-    names = [row["group"] for row in breakdown([image(0, [4, 4, 4], tokens=15)])]  # no square
+    names = [group.group for group in breakdown([image(0, [4, 4, 4], tokens=15)])]  # no square
     assert (names[0], names[4], names[-1]) == ("tokens 1 to 2", "token 9", "tokens 14 to 15")
 
 
@@ -155,7 +153,7 @@ def test_the_command_and_the_comparison(call: Call, folders: Folders, tmp_path: 
     assert "By prompt and position" in out
     groups = compare(passes.read(first), passes.read(str(tmp_path / "second"))).groups
     # of A, indices 0, 2 and 4 with 7, 8 and 4 steps, and 1, 3 and 5 with 4, 7 and 8; B has 4 each
-    assert [b["speedup_step"] for _, b in groups if b["by"] == "category"] == [19 / 12, 19 / 12]
+    assert [b.statistics["speedup_step"].value for _, b in groups if b.by == "category"] == [19 / 12, 19 / 12]
     assert call("breakdown")[0] == call("breakdown", "nowhere")[0] == 2
 
 
@@ -172,10 +170,10 @@ def test_the_report_shows_them(folders: Folders, tmp_path: Path) -> None:
     (folder / "row.csv").write_text(to_csv([row]))
     gathered = report.gather([folder], [], 0)
     groups = gathered.groups["run-one"]
-    assert {row["group"] for row in groups if row["by"] == "category"} == {"<", "</"}
-    assert {row["images"] for row in groups if row["by"] == "position"} == {3}  # with a baseline
+    assert {group.group for group in groups if group.by == "category"} == {"<", "</"}
+    assert {group.images for group in groups if group.by == "position"} == {3}  # with a baseline
     [shown] = report.page_data(gathered)["rows"]
-    assert shown["groups"] == groups
+    assert shown["groups"] == [group.cells() for group in groups]
     assert "</script>[" not in report.page(gathered)
     for name in ("baseline.jsonl", "records.jsonl"):  # damaged lines are left out
         (folder / name).write_text("not a record\n")

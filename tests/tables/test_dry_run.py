@@ -30,14 +30,23 @@ from specbench.tables.forecast import Planner, without_method
 
 SMALL = ("metrics=none", "device=cpu", "warmup=0", "batch=2", "timing=true")
 #: A plan of known size, instead of one on fake tensors.
-PLAN = {
-    "peak_estimate_gb": 30.0,
-    "all_weights_gb": 2.0,
-    "state_gb": 0.25,
-    "resolution": 256,
-    "tokens": 256,
-    "reads_gb": {"forward": 1.6},
-}
+PLAN = needs.Needs(
+    *("a model", "vanilla", "none", "exact", 1, "bfloat16", "eager"),
+    resolution=256,
+    rows=2,
+    tokens=256,
+    context=128,
+    nodes=1,
+    reads_gb={"forward": 1.6},
+    weights_gb={"target": 2.0},
+    all_weights_gb=2.0,
+    state_gb=0.25,
+    prefill_estimate_gb=1.0,
+    step_estimate_gb=1.0,
+    pixels_estimate_gb=1.0,
+    runtime_estimate_gb=1.0,
+    peak_estimate_gb=30.0,
+)
 
 
 @pytest.fixture
@@ -133,7 +142,7 @@ def test_a_plan_is_computed_once(dry: Call, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
     made: list[str] = []
 
-    def counted(cfg: Any) -> dict[str, Any]:
+    def counted(cfg: Any) -> needs.Needs:
         made.append(cfg.method)
         return PLAN
 
