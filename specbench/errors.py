@@ -53,7 +53,8 @@ def one_line(error: BaseException) -> str:
 
 def plain(value: object) -> str:
     """Text of a file that is safe to print: control characters are replaced, so that none reaches the terminal."""
-    return "".join(c if c.isprintable() else "?" for c in str(value))
+    text = str(value)
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> UsageError:

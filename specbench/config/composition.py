@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from specbench.config import parameters, plugins, yaml_files
 from specbench.config.parameter import METADATA
-from specbench.config.yaml_files import cached
+from specbench.config.yaml_files import cached, copied
 
 #: Group -> chosen file (None: no file); for metrics, a list of files.
 Choices = Mapping[str, Any]
@@ -29,13 +28,21 @@ class _NeedsHydraError(Exception):
 def compose(choices: Choices) -> dict[str, Any] | None:
     """The values in conf/config.yaml and in the chosen files; choices: from the command line. None if only Hydra
     can compose them."""
+    named = {group: tuple(name) if isinstance(name, list) else name for group, name in choices.items()}
+    values = _composed(parameters.conf_dir(), tuple(named.items()))
+    return None if values is None else {name: copied(value) for name, value in values.items()}
+
+
+@cached
+def _composed(_conf: Path, named: tuple[tuple[str, Any], ...]) -> Mapping[str, Any] | None:
+    """`compose` with hashable arguments. Callers must not change the values."""
     try:
-        return _compose(choices)
+        return _compose({group: list(name) if isinstance(name, tuple) else name for group, name in named})
     except _NeedsHydraError:
         return None
 
 
-def _compose(choices: Choices) -> dict[str, Any]:
+def _compose(choices: Choices) -> Mapping[str, Any]:
     defaults, result = _file("", "config")
     chosen = dict(choices)
     order: list[str] = []
@@ -62,7 +69,7 @@ def _compose(choices: Choices) -> dict[str, Any]:
         for name in _names(chosen[group]):
             for content in _contents(group, name, seen):
                 result = yaml_files.merged(result, content)
-    return deepcopy(result)
+    return result
 
 
 def _names(choice: str | list[str] | None) -> list[str]:
