@@ -164,10 +164,10 @@ def merge(line: CommandLine) -> int:
     from specbench.harness.planned import PlannedRun
 
     metrics = [f"metrics={line['metrics']}"] if line["metrics"] else []
-    overrides = configuration.values(metrics, ["metrics"])
+    further = configuration.values(metrics, ["metrics"]).get("metrics", ())
     folders = [home.expanded(word) for word in line.words]
     if absent := [folder for folder in folders if not (folder / "config.yaml").is_file()]:
         raise UsageError(f"{absent[0]} holds no run; name the folders of all shards")
-    outcome = running.merge(folders, line["out"], overrides)
+    outcome = running.merge(folders, line["out"], running.Rescoring(further))
     print(outcome.report())
     return code_of([PlannedRun(outcome.folder.path, outcome.config, asked=bool(metrics))])

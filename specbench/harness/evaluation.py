@@ -25,7 +25,7 @@ from specbench.errors import UsageError, plain
 from specbench.harness.folder import stored
 from specbench.harness.log import say
 from specbench.harness.pairing import Pairs, listed, pair
-from specbench.harness.run import rescore
+from specbench.harness.run import Rescoring, rescore
 from specbench.harness.scoring import ImageSet, Scoring, joined, request
 from specbench.rows import degenerate
 from specbench.rows.columns import COLUMNS, Row
@@ -109,9 +109,10 @@ def _evaluate_run(folder: Path, names: Sequence[str], arguments: Mapping[str, An
         stored(folder)
     except UsageError as e:
         raise UsageError(f"{e}; score the folder {folder / 'images'} instead") from None
-    new = {name: arguments[name] for name in arguments if name in ("metrics", "metrics_dir", "reference")}
+    changed = {name: arguments[name] for name in ("metrics_dir", "reference") if name in arguments}
     with _stop_message(folder):
-        outcome = rescore(folder, new, arguments.get("device"), arguments.get("batch"))
+        rescoring = Rescoring(arguments.get("metrics", ()), changed)
+        outcome = rescore(folder, rescoring, arguments.get("device"), arguments.get("batch"))
     row = outcome.row
     title = f"{folder}: {row['n']} images of {row['model']}, method {row['method']}"
     return Evaluation(title, _columns(outcome.config.metrics), row, [outcome.folder.row])

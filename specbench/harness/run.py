@@ -20,9 +20,9 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specbench import data
 from specbench.config import indices, missing_weights, parameters, registry
@@ -217,19 +217,28 @@ def _remove(new: Sequence[Path]) -> None:
             path.rmdir()
 
 
-def rescore(
-    path: Path, requested: Mapping[str, Any], device: str | None = None, batch: int | None = None
-) -> RunOutcome:
-    """Scores the images of a run in a folder, and builds its row again. Decodes nothing, and needs only the
-    weights of the metrics.
+@dataclass(frozen=True)
+class Rescoring:
+    """What changes in the scoring of a run: further metrics, and new values of `metrics_dir` and `reference`, by
+    name."""
 
-    Args:
-        requested: values of `metrics`, which are added to the run's own, of `metrics_dir` and of `reference`.
-        device, batch: where the networks run, and how many images at a time.
+    metrics: Sequence[str] = ()
+    changed: Mapping[str, str | None] = field(default_factory=dict)
+
+    def of(self, config: RunConfig) -> RunConfig:
+        """A run's configuration with these changes. UsageError for a metric that has no meaning for its model."""
+        parameters.check_measurable(config.model, self.metrics)
+        metrics = scoring.joined(config.metrics, self.metrics or config.metrics)
+        return config.changed(metrics=metrics, **self.changed)
+
+
+def rescore(path: Path, rescoring: Rescoring, device: str | None = None, batch: int | None = None) -> RunOutcome:
+    """Scores the images of a run in a folder, and builds its row again. Decodes nothing, and needs only the
+    weights of the metrics. device, batch: where the networks run, and how many images at a time.
 
     Raises UsageError if images are missing.
     """
-    config, folder = _scored(stored(path), requested), RunFolder(path)
+    config, folder = rescoring.of(stored(path)), RunFolder(path)
     with folder.opened():
         records = _complete_records(folder, config)
         items = current_prompts(config) or recorded_prompts(records.wanted_records[0], config)
@@ -237,13 +246,6 @@ def rescore(
         scorer = Scoring(config, scoring.requests(config), folder.path, device or config.device, batch)
         folder.write_config(config)
         return _finish(config, folder, records, scorer.lines(records, lambda: items), not scorer.added)
-
-
-def _scored(config: RunConfig, requested: Mapping[str, Any]) -> RunConfig:
-    """A configuration with further metrics, and other values of `metrics_dir` and `reference`."""
-    parameters.check_measurable(config.model, requested.get("metrics", ()))
-    metrics = scoring.joined(config.metrics, requested.get("metrics", config.metrics))
-    return config.changed(**{**requested, "metrics": metrics})
 
 
 def _complete_records(folder: RunFolder, config: RunConfig) -> RunRecords:
@@ -258,12 +260,11 @@ def _complete_records(folder: RunFolder, config: RunConfig) -> RunRecords:
     return records
 
 
-def merge(shards: Sequence[Path], out: Path, requested: Mapping[str, Any]) -> RunOutcome:
+def merge(shards: Sequence[Path], out: Path, rescoring: Rescoring) -> RunOutcome:
     """Makes one run of the finished shards of a run, in a new folder or in one that an interrupted merge left.
 
-    The records come from the shards, in the order of the prompts; the images are scored as a whole. requested: see
-    `rescore`. Raises UsageError, before anything is written, if the shards are not all the finished parts of one run,
-    or if `out` holds another run.
+    The records come from the shards, in the order of the prompts; the images are scored as a whole. Raises UsageError,
+    before anything is written, if the shards are not all the finished parts of one run, or if `out` holds another run.
     """
     shards = list(dict.fromkeys(shards))
     configs = [stored(path) for path in shards]
@@ -279,7 +280,7 @@ def merge(shards: Sequence[Path], out: Path, requested: Mapping[str, Any]) -> Ru
     prompts = current_prompts(whole)
     for records in parts.values():
         records.check_prompts(prompts)
-    scoring.requests(_scored(whole, requested))
+    scoring.requests(rescoring.of(whole))
     folder = RunFolder(out)
     new = [path for path in (out, *out.parents) if not path.exists()]
     with folder.opened():
@@ -300,7 +301,7 @@ def merge(shards: Sequence[Path], out: Path, requested: Mapping[str, Any]) -> Ru
         for record in again:
             if record not in merged.again.lines:
                 merged.again.add(record)
-    return rescore(out, requested)
+    return rescore(out, rescoring)
 
 
 def _records_of_merge(folder: RunFolder, whole: RunConfig, sessions: Mapping[str, DecodingProcess]) -> RunRecords:

@@ -104,7 +104,7 @@ def test_a_row_from_elsewhere_is_replaced(tmp_path: Path, light_metrics: dict[st
     run.run(config(), first, loader=FakePipeline)
     assert (first / "row.csv").read_bytes() == before
     (first / "row.csv").write_bytes(before.replace(b"clip_b32@1", b"clip_b32@9"))
-    run.rescore(first, {})
+    run.rescore(first, run.Rescoring())
     assert (first / "row.csv").read_bytes() == before
 
 

@@ -89,12 +89,12 @@ def test_shards_of_different_weights_or_devices_are_not_one_run(home: Path, tmp_
         sessions = {key: replace(process, **{name: "other"}) for key, process in memory.sessions.items()}
         memory.changed(sessions=sessions).write(other / "run.json")
         with pytest.raises(UsageError, match=name):
-            run.merge([other, *(path for path in shards(home) if path.name != "3")], tmp_path / "new", {})
+            run.merge([other, *(path for path in shards(home) if path.name != "3")], tmp_path / "new", run.Rescoring())
         assert not (tmp_path / "new").exists()
 
 
 def test_eight_shards_are_one_run(home: Path, tmp_path: Path) -> None:
-    merged = run.merge(shards(home), tmp_path / "merged", {}).folder.path
+    merged = run.merge(shards(home), tmp_path / "merged", run.Rescoring()).folder.path
     for name in ("records.jsonl", "baseline.jsonl"):
         of_shards, whole = ([asdict(r) for r in read_records(folder / name)] for folder in (merged, home / "whole"))
         assert [{k: v for k, v in r.items() if k not in PROCESS} for r in of_shards] == [
@@ -118,17 +118,17 @@ def test_eight_shards_are_one_run(home: Path, tmp_path: Path) -> None:
 def test_the_merged_row_says_that_memory_was_too_small(home: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(home / "3", tmp_path / "3"))
     RunMetadata.read(other / "run.json").changed(smallest_batch=2).write(other / "run.json")
-    merged = run.merge([other, *shards(home)[1:]], tmp_path / "merged", {})
+    merged = run.merge([other, *shards(home)[1:]], tmp_path / "merged", run.Rescoring())
     assert "batches of 2" in said(merged.row)
 
 
 def test_an_interrupted_merge_continues(home: Path, tmp_path: Path) -> None:
     out = tmp_path / "merged"
-    run.merge(shards(home), out, {})
+    run.merge(shards(home), out, run.Rescoring())
     first = (out / "records.jsonl").read_bytes()
     (out / "records.jsonl").write_bytes(first[: len(first) // 2])
     (out / "row.csv").unlink()
-    run.merge(shards(home), out, {})
+    run.merge(shards(home), out, run.Rescoring())
     assert (out / "records.jsonl").read_bytes() == first
     assert (out / "row.csv").is_file()
 
