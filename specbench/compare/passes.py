@@ -13,6 +13,7 @@ import numpy as np
 
 from specbench import data
 from specbench.config import indices, parameters, registry
+from specbench.config.parameter import Parameters
 from specbench.config.run_config import PromptSelection
 from specbench.errors import UsageError, plain
 from specbench.rows import remark_text, shown, summary
@@ -32,7 +33,7 @@ class ScoredPass:
     argument: str
     folder: Path
     baseline: bool
-    cfg: Mapping[str, Any]
+    cfg: Parameters
     run_id: str
     sessions: Mapping[str, DecodingProcess]
     records: Mapping[int, Record] = field(repr=False)

@@ -7,11 +7,11 @@ import re
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from specbench.compare import breakdown
 from specbench.compare.comparison import Comparison, Result
 from specbench.errors import plain
+from specbench.rows.columns import Columns
 from specbench.rows.csv_files import aligned
 from specbench.rows.paired import LEVEL, POWER, DistributionTest, holm, pairs_needed, size
 from specbench.storage.csv_text import RowFile, csv_text
@@ -246,14 +246,14 @@ def _cells(result: Result) -> list[str]:
     return [*means, _range(test.low, test.high, decimals), *shown, d_z]
 
 
-def rows(comparison: Comparison) -> list[dict[str, Any]]:
+def rows(comparison: Comparison) -> list[Columns]:
     """The comparison as rows with the columns of `COLUMNS`, one for each statistic."""
-    lines: list[dict[str, Any]] = []
+    lines: list[Columns] = []
     (a, b), runs = comparison.names, (comparison.a.run_id, comparison.b.run_id)
     common = {"a": a, "b": b, "run_a": runs[0], "run_b": runs[1]}
     for result in comparison.results:
         p, test = result.paired, result.paired.test
-        line: dict[str, Any] = {
+        line: Columns = {
             **common,
             "statistic": result.statistic.name,
             "scorer": result.scorer,

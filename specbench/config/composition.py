@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from specbench.config import parameters, plugins, yaml_files
-from specbench.config.parameter import METADATA
+from specbench.config.parameter import METADATA, Parameters
 from specbench.config.yaml_files import cached, copied
 
 #: Group -> chosen file (None: no file); for metrics, a list of files.
@@ -34,7 +34,7 @@ def compose(choices: Choices) -> dict[str, Any] | None:
 
 
 @cached
-def _composed(_conf: Path, named: tuple[tuple[str, Any], ...]) -> Mapping[str, Any] | None:
+def _composed(_conf: Path, named: tuple[tuple[str, Any], ...]) -> Parameters | None:
     """`compose` with hashable arguments. Callers must not change the values."""
     try:
         return _compose({group: list(name) if isinstance(name, tuple) else name for group, name in named})
@@ -42,7 +42,7 @@ def _composed(_conf: Path, named: tuple[tuple[str, Any], ...]) -> Mapping[str, A
         return None
 
 
-def _compose(choices: Choices) -> Mapping[str, Any]:
+def _compose(choices: Choices) -> Parameters:
     defaults, result = _file("", "config")
     chosen = dict(choices)
     order: list[str] = []

@@ -12,7 +12,7 @@ import itertools
 import re
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from specbench.config import command_line, composition, parameters, protocols, registry, variants
-from specbench.config.parameter import METADATA
+from specbench.config.parameter import METADATA, Parameters
 from specbench.config.run_config import RunConfig
 from specbench.config.yaml_files import cached
 from specbench.errors import UsageError, install, one_line, unknown
@@ -167,7 +167,7 @@ def _named(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], di
     return chosen, certain, protocols.values(name, _model(chosen), chosen | certain)
 
 
-def _model(chosen: Mapping[str, Any]) -> str:
+def _model(chosen: Parameters) -> str:
     return str(chosen.get("model", parameters.default_choice("model")))
 
 

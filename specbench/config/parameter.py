@@ -12,6 +12,8 @@ from typing import Any, Literal
 from specbench.errors import UsageError, decimal, meant
 from specbench.storage.reading import made, short
 
+#: Flat parameters by name: of a command line, of a file in conf/, or of a run before it is a `RunConfig`.
+Parameters = Mapping[str, Any]
 Kind = Literal["integer", "integers", "number", "numbers", "string", "text", "flag", "names", "tree", "path"]
 
 #: Keys of the files in conf/ that are not parameters of a run: Hydra's own, and keys that describe a choice.

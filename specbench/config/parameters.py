@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.config import plugins, yaml_files
-from specbench.config.parameter import METADATA, PROMPTS, Parameter
+from specbench.config.parameter import METADATA, PROMPTS, Parameter, Parameters
 from specbench.config.plugins import INCLUDED
 from specbench.config.plugins import PARAMETER_GROUPS as PARAMETER_GROUPS
 from specbench.config.yaml_files import cached
@@ -77,7 +77,7 @@ def file_of(group: str, name: str) -> Path:
     return plugins.file_of(found_choices().folders, group, name)
 
 
-def plugins_of(cfg: Mapping[str, Any]) -> list[str]:
+def plugins_of(cfg: Parameters) -> list[str]:
     """The labels of the plug-ins whose choices a configuration names, as in a row."""
     names = [(group, name) for group, value in cfg.items() for name in (value if group == "metrics" else [value])]
     plugin_list = (plugin_of(group, str(name).partition("@")[0]) for group, name in names)
@@ -125,7 +125,7 @@ def including_flags() -> str:
     return "".join(f" --include {shlex.quote(folder)}" for folder in included())
 
 
-def content(group: str, name: str) -> Mapping[str, Any]:
+def content(group: str, name: str) -> Parameters:
     """The values of a choice's file and of the files that it builds on; {} if the file does not exist. Callers must not
     change it."""
     return plugins.content(found_choices().folders, group, name)
@@ -142,7 +142,7 @@ def table() -> Mapping[str, Parameter]:
     return found_choices().parameters
 
 
-def in_run(cfg: Mapping[str, Any]) -> dict[str, Parameter]:
+def in_run(cfg: Parameters) -> dict[str, Parameter]:
     """Every parameter as declared for a run with these choices: by the choice that has it, otherwise by its first
     declaration."""
     result = {**table(), **declarations("", "config")}
@@ -196,7 +196,7 @@ def method_parameters() -> frozenset[str]:
     return frozenset().union(*parts)
 
 
-def in_preset(chosen: Mapping[str, Any]) -> frozenset[str]:
+def in_preset(chosen: Parameters) -> frozenset[str]:
     """The parameters of the parts of a method that a run with these choices has."""
     method = str(chosen.get("method", default_choice("method")))
     if method not in choices("method"):
@@ -239,7 +239,7 @@ def _chosen(group: str, name: str) -> Mapping[str, str]:
     return {key.split("/")[-1]: value for entry in entries for key, value in entry.items()}
 
 
-def parameters_of(cfg: Mapping[str, Any]) -> list[str]:
+def parameters_of(cfg: Parameters) -> list[str]:
     """The parameters of a run with these choices: the names of choices, then the parameters of each choice in the order
     of its file, in the order of `PARAMETER_GROUPS`, then the parameters of every run."""
     names = {*common(), *(declared("method", str(cfg.get("method"))) & {"variant"})}
@@ -265,7 +265,7 @@ def owners(name: str) -> tuple[str, ...]:
     return tuple(result)
 
 
-def no_parameter(name: str, cfg: Mapping[str, Any]) -> UsageError:
+def no_parameter(name: str, cfg: Parameters) -> UsageError:
     """The error for a parameter that a run with these choices does not have."""
     has = [p for p in parameters_of(cfg) if p not in groups()]
     who = f"method '{cfg.get('method')}' (drafter {cfg.get('drafter')}, rule {cfg.get('rule')})"
@@ -277,7 +277,7 @@ def no_parameter(name: str, cfg: Mapping[str, Any]) -> UsageError:
     return UsageError(f"unknown parameter '{name}': {who} has: {', '.join(has)}{hint}")
 
 
-def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
+def validate(cfg: Parameters) -> dict[str, Any]:
     """Checks a composed, flat configuration and returns it in canonical form and order. `registry.completed` checks its
     paths.
 
@@ -328,7 +328,7 @@ def in_raster_order(drafter: str) -> bool:
     return default("drafter", drafter, "raster") is not False
 
 
-def _check_kinds(cfg: Mapping[str, Any]) -> None:
+def _check_kinds(cfg: Parameters) -> None:
     """UsageError unless drafter, rule and verification support the model's tokens: discrete or continuous."""
     model_kind = kind("model", cfg["model"])
     if kind("verification", cfg["verification"]) not in (model_kind, "any"):
@@ -375,7 +375,7 @@ def _and(names: Iterable[str]) -> str:
     return f"{', '.join(head)} and {last}" if head else last
 
 
-def settle(cfg: Mapping[str, Any], given: Iterable[str] = ()) -> dict[str, Any]:
+def settle(cfg: Parameters, given: Iterable[str] = ()) -> dict[str, Any]:
     """Converts a configuration that Hydra composed to the flat one that `validate` checks: the metrics, one switch per
     file in conf/metrics, become a list of names, and a protocol its name and version. given: the names that the user
     gave."""
@@ -387,7 +387,7 @@ def settle(cfg: Mapping[str, Any], given: Iterable[str] = ()) -> dict[str, Any]:
     return _without_lost_values(flat, frozenset(given))
 
 
-def _without_lost_values(flat: Mapping[str, Any], given: frozenset[str]) -> dict[str, Any]:
+def _without_lost_values(flat: Parameters, given: frozenset[str]) -> dict[str, Any]:
     """The configuration without a preset's values for a part that the user replaced (`method=cool_sd rule=exact`)."""
     result, has, parameters = dict(flat), set(parameters_of(flat)), in_run(flat)
     for name, value in content("method", str(flat.get("method"))).items():

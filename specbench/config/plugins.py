@@ -29,7 +29,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from specbench.config import yaml_files
-from specbench.config.parameter import METADATA, Parameter, ShownColumn, declared
+from specbench.config.parameter import METADATA, Parameter, Parameters, ShownColumn, declared
 from specbench.config.yaml_files import cached
 from specbench.errors import UsageError, one_line
 from specbench.storage.files import sha256, sha256_file
@@ -155,7 +155,7 @@ def file_of(folders: tuple[Path, ...], group: str, name: str) -> Path:
 
 
 @cached
-def content(folders: tuple[Path, ...], group: str, name: str) -> Mapping[str, Any]:
+def content(folders: tuple[Path, ...], group: str, name: str) -> Parameters:
     """The content of a choice's file and of the files of its group that it builds on, without the list of these files
     (`defaults`). {} if the file does not exist. Callers must not change it."""
     values = yaml_files.read(file_of(folders, group, name))
@@ -169,7 +169,7 @@ def content(folders: tuple[Path, ...], group: str, name: str) -> Mapping[str, An
     return result
 
 
-def built_on(values: Mapping[str, Any]) -> list[str]:
+def built_on(values: Parameters) -> list[str]:
     """The files of its group that a file builds on, and the file itself as _self_; later values override earlier
     ones."""
     entries = [entry for entry in values.get("defaults") or [] if isinstance(entry, str)]
@@ -261,7 +261,7 @@ class _Search:
                     f"parameter {name} has kind {parameter.kind} in {path} and kind {first.kind} in {file}; rename one"
                 )
 
-    def _check_metric(self, item: Choice, values: Mapping[str, Any]) -> None:
+    def _check_metric(self, item: Choice, values: Parameters) -> None:
         entry = values.get(item.name)
         if entry is None:
             return  # a set of metrics

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specbench.config import parameters
+from specbench.config.parameter import Parameters
 from specbench.config.yaml_files import cached
 from specbench.errors import UsageError
 from specbench.storage.reading import made
@@ -45,10 +46,10 @@ class Protocol:
     version: int
     serves: Sequence[str]
     source: str
-    sets: Mapping[str, Any]
-    models: Mapping[str, Mapping[str, Any]]
+    sets: Parameters
+    models: Mapping[str, Parameters]
     notes: Mapping[str, str | None]
-    also: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    also: Mapping[str, Parameters] = field(default_factory=dict)
     from_code: Sequence[str] = ()
     variant: Mapping[str, str] = field(default_factory=dict)
     timed: int | None = None
@@ -89,7 +90,7 @@ def name_of(argument: str) -> str:
     return name
 
 
-def values(name: str, model: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def values(name: str, model: str, given: Parameters) -> dict[str, Any]:
     """Parameter -> value of a protocol for a run of a model, without the `given` parameters.
 
     If the protocol does not name the model and the model needs its own prompts (an embedded model, or one of classes),

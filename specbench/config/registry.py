@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from specbench.config import parameters
-from specbench.config.parameter import PROMPTS
+from specbench.config.parameter import PROMPTS, Parameters
 from specbench.config.run_config import RunConfig
 from specbench.config.yaml_files import cached
 from specbench.errors import UsageError, unknown
@@ -202,7 +202,7 @@ def evaluator_folders(metric: str) -> list[str]:
     return folders
 
 
-def completed(values: Mapping[str, Any]) -> RunConfig:
+def completed(values: Parameters) -> RunConfig:
     """The configuration of flat, checked parameters, with the full paths of its weights and, for n=all, the number of
     prompts of the data set.
 

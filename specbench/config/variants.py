@@ -15,10 +15,11 @@ the models whose settings differ. Imports neither torch nor Hydra.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from specbench.config import parameters
+from specbench.config.parameter import Parameters
 from specbench.config.run_config import RunConfig
 from specbench.errors import unknown
 
@@ -37,7 +38,7 @@ def settings(method: str, variant: str, model: str) -> dict[str, Any]:
     return values | values.pop("models", {}).get(model, {})
 
 
-def resolved(cfg: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
+def resolved(cfg: Parameters, given: Collection[str]) -> dict[str, Any]:
     """A configuration with the settings of its variant, except the parameters that are `given`. A part that replaces
     the preset's part keeps its own parameters. UsageError for an unknown variant."""
     method = str(cfg.get("method"))
@@ -58,7 +59,7 @@ def departures(config: RunConfig) -> dict[str, list[Any]]:
     return {name: [cfg[name], value] for name, value in stated.items() if cfg[name] != value}
 
 
-def _owned(cfg: Mapping[str, Any], name: str) -> bool:
+def _owned(cfg: Parameters, name: str) -> bool:
     """Whether a parameter is declared by a part that the preset chose."""
     preset = parameters.method_choices(str(cfg.get("method")))
     parts = (part for part in parameters.PARTS if cfg.get(part) == preset.get(part, parameters.default_choice(part)))

@@ -19,6 +19,7 @@ import numpy as np
 
 from specbench import data, metrics
 from specbench.config import configuration, indices, parameters
+from specbench.config.parameter import Parameters
 from specbench.config.run_config import PromptSelection
 from specbench.data.prompts import SUFFIXES
 from specbench.errors import UsageError, plain
@@ -28,7 +29,7 @@ from specbench.harness.pairing import Pairs, listed, pair
 from specbench.harness.run import Rescoring, rescore
 from specbench.harness.scoring import ImageSet, Scoring, joined, request
 from specbench.rows import degenerate
-from specbench.rows.columns import COLUMNS, Row
+from specbench.rows.columns import COLUMNS, Columns, Row
 from specbench.rows.csv_files import write_run_row
 from specbench.rows.degenerate import ImageFacts
 from specbench.rows.provenance import new_run_id
@@ -86,7 +87,7 @@ class Evaluation:
     files: list[Path]
 
 
-def evaluate(folder: Path, arguments: Mapping[str, Any], partial: bool = False) -> Evaluation:
+def evaluate(folder: Path, arguments: Parameters, partial: bool = False) -> Evaluation:
     """Scores the images in a folder.
 
     Args:
@@ -101,7 +102,7 @@ def evaluate(folder: Path, arguments: Mapping[str, Any], partial: bool = False) 
     return _evaluate_images(folder, dict(arguments), partial)
 
 
-def _evaluate_run(folder: Path, names: Sequence[str], arguments: Mapping[str, Any]) -> Evaluation:
+def _evaluate_run(folder: Path, names: Sequence[str], arguments: Parameters) -> Evaluation:
     for name in names:
         if name not in OF_RUN:
             raise UsageError(f"{folder} holds a run, which has its own prompts and folder: leave {name}= out")
@@ -156,7 +157,7 @@ def _prompts_in_folder(folder: Path) -> dict[str, Any]:
     return {"data": "prompts", "prompts": str(files[0])} if files else {}
 
 
-def _config(arguments: Mapping[str, Any]) -> ScoringConfig:
+def _config(arguments: Parameters) -> ScoringConfig:
     """The parameters of a scoring of images, with defaults. UsageError for a parameter that the data set does not
     have."""
     source = arguments.get("data", "")
@@ -194,7 +195,7 @@ class _Metadata:
 
     pictures: str
     run_id: str
-    prompts: Mapping[str, Any] = field(default_factory=dict)
+    prompts: Parameters = field(default_factory=dict)
 
 
 def _read_metadata(out: Path) -> _Metadata | None:
@@ -331,9 +332,9 @@ def _row(
     files: _CachedFiles,
     cfg: ScoringConfig,
     lines: Sequence[ScoreLine],
-) -> dict[str, Any]:
+) -> Columns:
     """The row of these images and scores."""
-    row: dict[str, Any] = dict.fromkeys(COLUMNS)
+    row: Columns = dict.fromkeys(COLUMNS)
     newest = max(lines, key=lambda line: line.time)
     row |= {"run_id": run_id, "time": newest.time, "specbench": newest.specbench, "commit": newest.commit}
     prompts = Counter(indices.prompt_of(item.index) for item in pairs.items)

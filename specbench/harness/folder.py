@@ -7,7 +7,7 @@ import json
 import secrets
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from specbench import data
 from specbench.config import indices, parameters, registry
+from specbench.config.parameter import Parameters
 from specbench.config.run_config import RunConfig
 from specbench.errors import RunError, UsageError
 from specbench.harness.log import logging_to
@@ -300,7 +301,7 @@ def stored(path: Path) -> RunConfig:
         raise UsageError(f"{folder.config}: {e}{parameters.missing_plugins(labels)}") from None
 
 
-def _values(cfg: Mapping[str, Any], names: Sequence[str]) -> str:
+def _values(cfg: Parameters, names: Sequence[str]) -> str:
     return ", ".join(f"{name}={cfg[name]}" if name in cfg else f"no {name}" for name in names)
 
 

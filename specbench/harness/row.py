@@ -6,14 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from specbench import data
 from specbench.config import indices, parameters
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
 from specbench.rows import degenerate, provenance, remark, summary, timing
-from specbench.rows.columns import COLUMNS, Row, stderr_of
+from specbench.rows.columns import COLUMNS, Columns, Row, stderr_of
 from specbench.rows.journal import Journal, Record
 from specbench.rows.provenance import DecodingProcess, RunMetadata
 from specbench.rows.remarks import emitted_remarks, measurement_remarks, unread_remarks
@@ -27,7 +26,7 @@ def row(
     baseline: Sequence[Record] | None,
     scores: Iterable[ScoreLine],
     again: Sequence[Record] = (),
-) -> dict[str, Any]:
+) -> Columns:
     """The row (`COLUMNS`) of a run. It depends only on its arguments: on no file and no clock.
 
     Args:
@@ -46,7 +45,7 @@ def row(
         raise UsageError(f"run.json has no entry for process {unknown[0]:.40} of its records: restore the file")
     sessions = {name: session for name, session in metadata.sessions.items() if name in used}
     last = sessions[max(sessions, key=lambda name: sessions[name].started)]
-    columns: dict[str, Any] = dict.fromkeys(COLUMNS)
+    columns: Columns = dict.fromkeys(COLUMNS)
     columns |= {name: value for name, value in config.plain().items() if name in COLUMNS}
     columns |= {name: value for name, value in asdict(last).items() if name in COLUMNS}
     columns |= {"run_id": metadata.run_id, "config_hash": provenance.config_hash(config)}
@@ -73,7 +72,7 @@ def _newest(records: Sequence[Record], scores: Sequence[ScoreLine]) -> str:
     return max([done, *(line.time for line in scores)])
 
 
-def against(run: Path, vanilla: Path, n: int) -> dict[str, Any]:
+def against(run: Path, vanilla: Path, n: int) -> Columns:
     """The columns that compare a run with the vanilla AR images of another run, over the first n prompts. Columns in
     seconds are not among them, since the two runs did not alternate. UsageError if the prompts differ."""
     method, baseline = (Journal(folder / "records.jsonl").records_of(range(n)) for folder in (run, vanilla))
@@ -91,9 +90,9 @@ def _measured(
     reference: Sequence[Record] | None,
     again: Sequence[Record],
     run_id: str,
-) -> dict[str, Any]:
+) -> Columns:
     """The columns of the images and of their baseline; row: the columns of the configuration."""
-    columns: dict[str, Any] = {"timing": timing.was_timed([*records, *(reference or [])])}
+    columns: Columns = {"timing": timing.was_timed([*records, *(reference or [])])}
     columns |= summary.speed(records) | summary.columns(records, parameters.in_raster_order(config.drafter))
     if columns.get("perplexity") is not None:
         # see `Sampling.unfiltered`

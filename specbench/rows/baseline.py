@@ -9,7 +9,7 @@ from typing import Any
 from specbench.config import indices, parameters
 from specbench.errors import UsageError
 from specbench.rows import degenerate, selection, summary, timing
-from specbench.rows.columns import COLUMNS, METRICS, Row
+from specbench.rows.columns import COLUMNS, METRICS, Columns, Row
 from specbench.rows.csv_files import as_read
 from specbench.rows.journal import Record, read_records
 from specbench.rows.remark import as_json, remark
@@ -22,7 +22,7 @@ _OF_RUN = "/baseline"  # appended to the run_id of a run, it is the run_id of it
 _SHARED = ("time", "specbench", "commit", "plugins", "prompts_hash", "images", "resolution", "tokens", "python")
 
 
-def baselines(rows: Iterable[Row], runs: Iterable[tuple[Path, Row]]) -> list[dict[str, Any]]:
+def baselines(rows: Iterable[Row], runs: Iterable[tuple[Path, Row]]) -> list[Columns]:
     """The rows of the runs' baselines: one for each configuration of vanilla AR, from the newest run. A baseline is
     skipped if `rows` contain a run of the same vanilla AR, or if it cannot be read."""
     known = {_same(row) for row in rows if row["method"] == "vanilla"}
@@ -47,7 +47,7 @@ def run_of(row: Row) -> str:
     return str(row["run_id"]).removesuffix(_OF_RUN)
 
 
-def baseline_row(folder: Path, row: Row) -> dict[str, Any] | None:
+def baseline_row(folder: Path, row: Row) -> Columns | None:
     """The row of the baseline of a run in `folder`, as a run of method=vanilla would have it; row: the row of the run.
     None if records or scores of the baseline are missing or damaged."""
     try:
@@ -61,7 +61,7 @@ def baseline_row(folder: Path, row: Row) -> dict[str, Any] | None:
     return as_read(dict.fromkeys(COLUMNS) | {name: value for name, value in values.items() if name in COLUMNS})
 
 
-def _of_vanilla(row: Row) -> dict[str, Any]:
+def _of_vanilla(row: Row) -> Columns:
     """The values in a row that its baseline shares: the parameters without the method's, and where it was decoded."""
     of_method = parameters.method_parameters() | {"variant"}
     names = [name for name in (*parameters.table(), *MACHINE, *_SHARED) if name in row and name not in of_method]
@@ -83,13 +83,13 @@ def _same(row: Row) -> tuple[Any, ...]:
     return *selection.key(row), str(row["seed"]), str(row["prompts_hash"])
 
 
-def _measured(images: list[Record]) -> dict[str, Any]:
+def _measured(images: list[Record]) -> Columns:
     columns = summary.speed(images) | summary.columns(images) | summary.versus(images, images)
     degenerate_images = degenerate.count(degenerate.of_records(images))
     return columns | {"timing": timing.was_timed(images), "degenerate_images": degenerate_images}
 
 
-def _scores(folder: Path, row: Row, images: list[Record]) -> dict[str, Any]:
+def _scores(folder: Path, row: Row, images: list[Record]) -> Columns:
     """The newest scores of these images, by the same scorers as the run's."""
     digests, prompts = images_fingerprint(record.sha256 for record in images), prompts_fingerprint(images)
     lines = ScoreJournal(folder / "scores.jsonl")

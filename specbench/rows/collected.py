@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specbench.errors import UsageError, install
 from specbench.rows import baseline
-from specbench.rows.columns import COLUMNS, NUMBERS
+from specbench.rows.columns import COLUMNS, NUMBERS, Columns
 from specbench.rows.csv_files import KEYS, ROW, as_read, has_runs, read_rows, to_csv
 from specbench.storage.csv_text import read_header
 from specbench.storage.files import atomic_path, write_atomically
@@ -25,7 +25,7 @@ def frame(*sources: str | Path) -> pd.DataFrame:
     return _frame(read([Path(source) for source in sources])[0])
 
 
-def _frame(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+def _frame(rows: Sequence[Columns]) -> pd.DataFrame:
     """Rows as a table. (pandas itself makes a float64 of a whole number that is missing elsewhere, so that a seed would
     be rounded.)"""
     import pandas as pd
@@ -38,14 +38,14 @@ def _frame(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     return cells
 
 
-def read(sources: Sequence[Path], baselines: bool = False) -> tuple[list[dict[str, Any]], list[str]]:
+def read(sources: Sequence[Path], baselines: bool = False) -> tuple[list[Columns], list[str]]:
     """The rows of any mixture of files and folders, each run once, and sentences on skipped runs. If a run occurs
     several times, its newest row counts; in a tie, the first. baselines: also the baselines of runs whose folders
     exist, before all other rows (see `baseline.baselines`).
 
     Raises UsageError for a source that is missing, damaged or without rows.
     """
-    by_id: dict[str, tuple[Path | None, dict[str, Any]]] = {}
+    by_id: dict[str, tuple[Path | None, Columns]] = {}
     notes: list[str] = []
     for source in sources:
         before = len(notes)
@@ -65,7 +65,7 @@ def read(sources: Sequence[Path], baselines: bool = False) -> tuple[list[dict[st
     return rows, notes
 
 
-def _of_source(source: Path, notes: list[str]) -> Iterator[tuple[Path | None, dict[str, Any]]]:
+def _of_source(source: Path, notes: list[str]) -> Iterator[tuple[Path | None, Columns]]:
     """Rows, with the folders of their runs if known."""
     if source.is_file():
         yield from ((None, row) for row in rows_of_table(source) or ())
@@ -81,7 +81,7 @@ def _of_source(source: Path, notes: list[str]) -> Iterator[tuple[Path | None, di
         raise UsageError(f"there is no file or folder {source}")
 
 
-def rows_of_table(path: Path) -> list[dict[str, Any]] | None:
+def rows_of_table(path: Path) -> list[Columns] | None:
     """The rows of a CSV or Parquet file; None for a file with other content. UsageError if it is damaged."""
     if path.suffix == _PARQUET:
         return _read_parquet(path)
@@ -94,7 +94,7 @@ def tables_in(folder: Path) -> list[Path]:
     return [path for path in sorted(paths) if path.name != ROW and path.is_file()]
 
 
-def runs_in(folder: Path) -> Iterator[tuple[Path, dict[str, Any] | UsageError]]:
+def runs_in(folder: Path) -> Iterator[tuple[Path, Columns | UsageError]]:
     """The row.csv of every run in a folder and its subfolders, with its row, or the error of reading it."""
     for path in sorted(folder.rglob(ROW)):
         try:
@@ -103,7 +103,7 @@ def runs_in(folder: Path) -> Iterator[tuple[Path, dict[str, Any] | UsageError]]:
             yield path, e
 
 
-def _row_of_run(path: Path) -> dict[str, Any]:
+def _row_of_run(path: Path) -> Columns:
     if not has_runs(path):
         raise UsageError(f"{path} is not the row of a run; leave its folder out")
     rows = read_rows(path)
@@ -112,7 +112,7 @@ def _row_of_run(path: Path) -> dict[str, Any]:
     return rows[0]
 
 
-def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+def write(path: Path, rows: Sequence[Columns]) -> None:
     """Writes rows to a file in the format of its ending. UsageError for an unknown ending, or if pyarrow is missing."""
     if path.suffix == ".csv":
         write_atomically(path, to_csv(rows).encode())
@@ -122,7 +122,7 @@ def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         raise UsageError(f"out= must end in .csv or {_PARQUET} (got {path})")
 
 
-def _read_parquet(path: Path) -> list[dict[str, Any]]:
+def _read_parquet(path: Path) -> list[Columns]:
     import pandas as pd
 
     try:
@@ -137,7 +137,7 @@ def _read_parquet(path: Path) -> list[dict[str, Any]]:
     return [as_read({str(name): cell for name, cell in row.items()}) for row in rows]
 
 
-def _write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+def _write_parquet(path: Path, rows: Sequence[Columns]) -> None:
     """Numbers as int64 or float64, everything else as text; an empty cell is null. Columns without a value are left
     out."""
     cells = _frame([as_read(row) for row in rows]).dropna(axis="columns", how="all")

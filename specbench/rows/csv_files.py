@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from specbench.config import parameters
 from specbench.errors import UsageError, decimal
-from specbench.rows.columns import COLUMNS, DETAILED, FLAGS, LISTS, MAIN, NUMBERS, WORDS, Row
+from specbench.rows.columns import COLUMNS, DETAILED, FLAGS, LISTS, MAIN, NUMBERS, WORDS, Columns, Row
 from specbench.storage.csv_text import csv_lines, csv_text, other_separator, read_header
 from specbench.storage.files import content, write_atomically
 from specbench.storage.package import __version__
@@ -41,7 +41,7 @@ def _filled(rows: Sequence[Mapping[str, str]]) -> list[str]:
     return [name for name in MAIN if name in KEYS or any(row.get(name) for row in rows)]
 
 
-def _details(cells: Mapping[str, str]) -> dict[str, Any]:
+def _details(cells: Mapping[str, str]) -> Columns:
     """The cells of `DETAILED` that are not empty, as values of JSON."""
     values = {name: _value(name, cells.get(name, ""), "the row") for name in DETAILED}
     return {name: _of_text(name, value) for name, value in values.items() if value is not None}
@@ -85,7 +85,7 @@ def aligned(lines: Sequence[Sequence[str]], left: int) -> list[str]:
     return ["  ".join(pad(cell, width) for pad, cell, width in zip(sides, line, widths)).rstrip() for line in lines]
 
 
-def as_read(row: Row) -> dict[str, Any]:
+def as_read(row: Row) -> Columns:
     """The row that `read_rows` would return for this one."""
     return {name: _value(name, _cell(row.get(name)), "the row") for name in COLUMNS}
 
@@ -106,7 +106,7 @@ def _json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
-def read_rows(path: str | Path) -> list[dict[str, Any]]:
+def read_rows(path: str | Path) -> list[Columns]:
     """The rows of a CSV file with their details, with numbers as numbers and empty cells as None. Columns that the file
     does not have are None.
 
@@ -127,7 +127,7 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
         )
     rows = []
     for number, line in expanded:
-        row: dict[str, Any] = dict.fromkeys(COLUMNS)
+        row: Columns = dict.fromkeys(COLUMNS)
         row |= {name: _value(name, text, f"{path}, line {number}") for name, text in line.items() if name in COLUMNS}
         if row["run_id"] is None:
             raise UsageError(f"{path}, line {number}: the row has no run_id; remove or correct the line")

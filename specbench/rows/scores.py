@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from specbench.rows.columns import METRICS
+from specbench.rows.columns import METRICS, Columns
 from specbench.rows.journal import AppendOnly, decode
 from specbench.rows.remark import Remark, free, of_json
 from specbench.storage.files import sha256
@@ -112,9 +112,9 @@ def prompts_fingerprint(items: Iterable[_Prompted]) -> str:
     return sha256("\n".join(f"{item.id}\t{item.prompt}" for item in items), 16)
 
 
-def score_columns(scores: Iterable[ScoreLine]) -> dict[str, Any]:
+def score_columns(scores: Iterable[ScoreLine]) -> Columns:
     """The columns of some scores."""
-    columns: dict[str, Any] = {}
+    columns: Columns = {}
     for line in scores:
         for name, score in line.columns.items():
             if line.side == "difference":

@@ -17,7 +17,7 @@ from typing import Any
 from specbench.config import parameters
 from specbench.errors import UsageError, decimal, plain, unknown
 from specbench.rows import remark_text
-from specbench.rows.columns import COLUMNS, METRICS, NUMBERS, SHOWN, Row, stderr_of
+from specbench.rows.columns import COLUMNS, METRICS, NUMBERS, SHOWN, Columns, Row, stderr_of
 from specbench.rows.csv_files import aligned
 from specbench.rows.remark import as_json, remark, remarks_of
 from specbench.rows.shown import MACHINE
@@ -61,7 +61,7 @@ def _plain(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def pooled(rows: Sequence[Row]) -> dict[str, Any]:
+def pooled(rows: Sequence[Row]) -> Columns:
     """One row for several: for a number the mean over the rows, with the standard deviation between them in the column
     `spread_of`; for a list of numbers their means; for a text every value; the remarks that all rows share,
     after one on the number of rows, which is also in `seeds`. A number or a list that is missing in some rows is
@@ -71,7 +71,7 @@ def pooled(rows: Sequence[Row]) -> dict[str, Any]:
     """
     if len(rows) == 1:
         return dict(rows[0])
-    result: dict[str, Any] = {}
+    result: Columns = {}
     spreads: dict[str, float] = {}
     of_runs = remark("runs", runs=len(rows))
     for name in dict.fromkeys(name for row in rows for name in row):
@@ -216,7 +216,7 @@ def shown(row: Row, name: str) -> str:
     return f"{cell:.{decimals}f} ± {spread:.{decimals}f}"
 
 
-def grouped(rows: Sequence[Row], names: Sequence[str], pool_seeds: bool) -> tuple[list[dict[str, Any]], list[str]]:
+def grouped(rows: Sequence[Row], names: Sequence[str], pool_seeds: bool) -> tuple[list[Columns], list[str]]:
     """One row for all rows that agree in these columns or, without columns, for the seeds of a configuration; each with
     the number of its rows as `seeds`. And a note on each group whose rows differ in device, code or arithmetic."""
     if not names:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from specbench.config import parameters
 from specbench.config.yaml_files import cached
@@ -24,6 +23,7 @@ from specbench.rows.columns import (
     SHIFT_BOUND,
     SPEEDUPS,
     TIMED_COLUMNS,
+    Columns,
     Row,
     resolved,
     stderr_of,
@@ -43,7 +43,7 @@ MACHINE = {
 }
 
 
-def shown(row: Row) -> dict[str, Any]:
+def shown(row: Row) -> Columns:
     """The row with 0 for values that are rounding errors. (Tables do the same with cells.)"""
     result = dict(row)
     for name, value in row.items():

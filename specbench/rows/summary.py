@@ -16,7 +16,7 @@ import numpy as np
 
 from specbench.config import indices
 from specbench.rows import timing
-from specbench.rows.columns import FLOAT32, stderr_of
+from specbench.rows.columns import FLOAT32, Columns, stderr_of
 from specbench.rows.journal import Record
 from specbench.rows.timing import Estimate
 
@@ -65,7 +65,7 @@ def with_errors(estimates: Mapping[str, Estimate]) -> dict[str, float | None]:
     return {name: cell for k, e in estimates.items() for name, cell in ((k, e.value), (stderr_of(k), e.stderr))}
 
 
-def speed(images: Sequence[Record]) -> dict[str, Any]:
+def speed(images: Sequence[Record]) -> Columns:
     """The speed columns of some images; the columns in seconds only if all images were timed.
 
     Images that were decoded together share their seconds, so that a batch counts once in the standard errors of
@@ -73,7 +73,7 @@ def speed(images: Sequence[Record]) -> dict[str, Any]:
     """
     lengths, prompts = [r.accepted_length for r in images], by_prompt(images)
     tokens, steps = [r.tokens for r in images], [r.steps for r in images]
-    columns: dict[str, Any] = with_errors(
+    columns: Columns = with_errors(
         {
             "accepted_length_mean": mean(lengths, prompts),
             "steps": mean(steps, prompts),
@@ -117,7 +117,7 @@ def _seconds_of_batches(images: Sequence[Record]) -> list[float]:
     return list({(r.session, r.timed): r.decode_s * r.batch for r in images}.values())
 
 
-def versus(images: Sequence[Record], vanilla: Sequence[Record], again: Sequence[Record] = ()) -> dict[str, Any]:
+def versus(images: Sequence[Record], vanilla: Sequence[Record], again: Sequence[Record] = ()) -> Columns:
     """The columns that compare images with vanilla AR on the same prompts, in the same order. Columns in seconds are
     over the timed pairs (see `timing.pairs`), the latency of vanilla over all its images. again: see
     `timing.extended`."""
@@ -166,13 +166,13 @@ def _std(values: Sequence[float]) -> float | None:
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
-def columns(images: Sequence[Record], raster: bool = True) -> dict[str, Any]:
+def columns(images: Sequence[Record], raster: bool = True) -> Columns:
     """The row's columns of the steps and tokens of some images. Columns of drafts are None if nothing was drafted.
 
     raster: a step's tokens follow each other, so the position of every accepted token is known.
     """
     by_depth = acceptance_by_depth(images)
-    columns: dict[str, Any] = {}
+    columns: Columns = {}
     if images[0].drafts is None:  # a continuous token has a density, not a probability
         log_prob, std = log_probability(images)
         assert log_prob.value is not None
@@ -212,10 +212,10 @@ def columns(images: Sequence[Record], raster: bool = True) -> dict[str, Any]:
     )
 
 
-def _frontier(images: Sequence[Record], means: Mapping[str, Any]) -> dict[str, Any]:
+def _frontier(images: Sequence[Record], means: Mapping[str, Any]) -> Columns:
     """The columns that compare the emitted divergence with the minimum, and the largest ratios. means: the columns of
     means."""
-    columns: dict[str, Any] = {}
+    columns: Columns = {}
     if means["emitted_kl"] is not None and (means["emitted_kl_optimal"] or 0) > FLOAT32:
         spent = [r.tokens * (r.emitted_kl or 0) for r in images]
         least = [r.tokens * (r.emitted_kl_optimal or 0) for r in images]

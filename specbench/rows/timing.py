@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specbench.config.run_config import RunConfig
-from specbench.rows.columns import SHIFT_BOUND
+from specbench.rows.columns import SHIFT_BOUND, Columns
 from specbench.rows.journal import Record
 
 FEWEST = 10  # pairs: for N without noise, half of them slower, R / (s sqrt(N)) is 1.7 for N = 8 and 2.2 for N = 10
@@ -181,7 +181,7 @@ def drift(pairs: Sequence[Pair]) -> float | None:
     return float(halves[1].mean() / halves[0].mean() - 1)
 
 
-def columns(pairs: Sequence[Pair], further: int = 0) -> dict[str, Any]:
+def columns(pairs: Sequence[Pair], further: int = 0) -> Columns:
     """The columns of a row on the validity of its timings; {} without pairs. further: see `COLUMNS`."""
     if not pairs:
         return {}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_origin, get_type_hints
 
 from specbench.config import command_line, configuration, parameters
+from specbench.config.parameter import Parameters
 from specbench.config.yaml_files import cached
 from specbench.errors import UsageError, meant, plain, unknown
 from specbench.rows.columns import COLUMNS, SHOWN
@@ -45,7 +46,6 @@ from specbench.tables.definitions import (
 
 GROUP = "suite"
 T = TypeVar("T")
-Parameters = dict[str, Any]
 #: Keys of a line that are not parameters.
 _OF_LINE = ("label", "published", "elsewhere", "without")
 
@@ -91,7 +91,7 @@ class Source:
     """A file: its name for messages, and its content."""
 
     name: str
-    content: Mapping[str, Any]
+    content: Parameters
 
     def fault(self, text: str) -> UsageError:
         return UsageError(f"{self.name}: {text}")
@@ -125,7 +125,7 @@ class Source:
         value = self.content.get(key) or []
         if not isinstance(value, dict):
             return {str(name): {parameter: name} for name in (value if isinstance(value, list) else [value])}
-        entries = {}
+        entries: dict[str, Parameters] = {}
         for label, entry in value.items():
             default = {parameter: label if entry is None else entry}
             entries[label] = entry if isinstance(entry, dict) else default
@@ -449,7 +449,7 @@ def _elsewhere(source: Source, key: str, arguments: Parameters, changes: Any) ->
         raise unknown("model", min(strange), models)
 
     def changed(by: Parameters) -> Parameters:
-        return {k: v for k, v in (arguments | by).items() if v is not None or k not in by}
+        return {k: v for k, v in {**arguments, **by}.items() if v is not None or k not in by}
 
     return {name: overrides(source, key, changed(by)) for name, by in of_model.items()}
 

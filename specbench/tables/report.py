@@ -21,7 +21,7 @@ from specbench.config import configuration, parameters
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError, plain
 from specbench.rows import baseline, collected, provenance, remark_text, selection
-from specbench.rows.columns import COLUMNS, FLOAT32, METRICS, OF_RECORDS, SHOWN, TIMED_COLUMNS, Row, stderr_of
+from specbench.rows.columns import COLUMNS, FLOAT32, METRICS, OF_RECORDS, SHOWN, TIMED_COLUMNS, Columns, Row, stderr_of
 from specbench.rows.csv_files import ROW, write_run_row
 from specbench.rows.journal import IMAGE_NAME
 from specbench.rows.remark import remarks_of
@@ -77,14 +77,14 @@ class ReportContent:
     `rows.breakdown`; folders: of the runs, with their run_id; notes: skipped runs, and why; by_id: run_id -> row,
     for all rows that were read."""
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    baselines: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[Columns] = field(default_factory=list)
+    baselines: list[Columns] = field(default_factory=list)
     audits: list[dict[str, str]] = field(default_factory=list)
     shots: dict[str, dict[int, Shot]] = field(default_factory=dict)
     groups: dict[str, list[Group]] = field(default_factory=dict)
     folders: list[tuple[Path, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    by_id: dict[str, dict[str, Any]] = field(default_factory=dict)
+    by_id: dict[str, Columns] = field(default_factory=dict)
 
 
 def gather(paths: Sequence[Path], runs: Sequence[Path], images: int, gallery: Sequence[Path] = ()) -> ReportContent:
@@ -164,7 +164,7 @@ def _add_runs(folder: Path, report: ReportContent, needed: bool) -> list[tuple[P
     return runs
 
 
-def _add_row(row: dict[str, Any], file: str, report: ReportContent) -> bool:
+def _add_row(row: Columns, file: str, report: ReportContent) -> bool:
     """Adds a row and returns whether it can be shown. Of one run_id the newest row is shown; in a tie, the first."""
     if row["model"] is None or row["method"] is None:  # images of another origin, scored by specbench evaluate
         report.notes.append(f"left out: run {plain(row['run_id'])} of {file} names no model and method")
@@ -175,9 +175,9 @@ def _add_row(row: dict[str, Any], file: str, report: ReportContent) -> bool:
     return True
 
 
-def _shown(report: ReportContent) -> list[dict[str, Any]]:
+def _shown(report: ReportContent) -> list[Columns]:
     """The newest row of every configuration, and the rows of the runs whose folders are given."""
-    newest: dict[str, dict[str, Any]] = {}
+    newest: dict[str, Columns] = {}
     for run_id, row in report.by_id.items():
         key = row["config_hash"] or f"run {run_id}"
         if key not in newest or (row["time"] or "") >= (newest[key]["time"] or ""):
@@ -390,7 +390,7 @@ def _sampling(row: Row) -> dict[str, str]:
     return {name: _short(value) for name, value in values.items()}
 
 
-def _facts(row: Row) -> dict[str, Any]:
+def _facts(row: Row) -> Columns:
     """What a row says, without what the page shows elsewhere."""
     facts = {name: value for name, value in row.items() if value is not None and name not in (*_ELSEWHERE, "file")}
     return facts | ({"remarks": remark_text.joined(remarks_of(row))} if "remarks" in facts else {})

@@ -21,12 +21,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from specbench.bench.benchmark_rows import PROBES, ROWS
 from specbench.config import configuration, parameters, registry
+from specbench.config.parameter import Parameters
 from specbench.config.run_config import RunConfig as RunConfig  # of a field, for the documentation
 from specbench.errors import RunError, UsageError
 from specbench.harness.planned import EMITTED, SECONDS, Plan, PlannedRun, digest
@@ -339,7 +339,7 @@ def plan_suite(suite: Suite, out: Path) -> TablePlan:
     return _plan(suite, out, free, lambda run: _own_rows(run.folder / "row.csv"))
 
 
-def _plan(suite: Suite, home: Path, free: Mapping[str, Any], rows: Callable[[TableRun], Sequence[Cells]]) -> TablePlan:
+def _plan(suite: Suite, home: Path, free: Parameters, rows: Callable[[TableRun], Sequence[Cells]]) -> TablePlan:
     """free: the names of folders do not depend on these parameters, whose values are placeholders; rows: candidates for
     the row of a run, the newest last."""
     runs: list[TableRun] = []
@@ -359,7 +359,7 @@ def _plan(suite: Suite, home: Path, free: Mapping[str, Any], rows: Callable[[Tab
 
 
 def _of_cell(
-    suite: Suite, cell: Cell, home: Path, free: Mapping[str, Any], seconds: bool, left_out: list[str]
+    suite: Suite, cell: Cell, home: Path, free: Parameters, seconds: bool, left_out: list[str]
 ) -> list[TableRun]:
     """The runs of the lines. In a suite after the vanilla AR runs that they need: one for every sampling of the lines,
     unless a line is vanilla AR itself. Adds to `left_out` why lines have no run."""
