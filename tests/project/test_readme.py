@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import os
 import re
 import shlex
 import shutil
@@ -50,6 +51,9 @@ SMALLER: dict[str, dict[str, str | None]] = {
 }
 #: Replaced only in commands that have the argument.
 IF_GIVEN = ("workers", "hydra.launcher.n_jobs")
+
+#: Variables with the arguments of the `make test` that may run these tests.
+OF_MAKE = ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "ARGS")
 
 WEIGHTS = "needs a real model's weights"
 NETWORK = "fetches gigabytes"
@@ -198,7 +202,8 @@ def _check(line: str) -> None:
     """Checks a command's arguments without running it."""
     tool, *arguments = shlex.split(line)
     if tool == "make":
-        process = subprocess.run([tool, *arguments, "--dry-run"], cwd=ROOT, capture_output=True, text=True)
+        env = {name: value for name, value in os.environ.items() if name not in OF_MAKE}
+        process = subprocess.run([tool, *arguments, "--dry-run"], cwd=ROOT, env=env, capture_output=True, text=True)
         assert process.returncode == 0, process.stderr
         if "tables" in arguments:  # also the arguments that it forwards
             [forwarded] = re.findall(r'specbench" tables(.*)', process.stdout)
