@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from specbench.config import parameters, plugins, yaml_files
-from specbench.config.parameter import METADATA, Parameters
-from specbench.config.yaml_files import cached, copied
+from specbench.config.parameter import METADATA
+from specbench.config.yaml_files import cached
 
 #: Group -> chosen file (None: no file); for metrics, a list of files.
 Choices = Mapping[str, Any]
@@ -29,12 +30,11 @@ def compose(choices: Choices) -> dict[str, Any] | None:
     """The values in conf/config.yaml and in the chosen files; choices: from the command line. None if only Hydra
     can compose them."""
     named = {group: tuple(name) if isinstance(name, list) else name for group, name in choices.items()}
-    values = _composed(parameters.conf_dir(), tuple(named.items()))
-    return None if values is None else {name: copied(value) for name, value in values.items()}
+    return deepcopy(_composed(parameters.conf_dir(), tuple(named.items())))
 
 
 @cached
-def _composed(_conf: Path, named: tuple[tuple[str, Any], ...]) -> Parameters | None:
+def _composed(_conf: Path, named: tuple[tuple[str, Any], ...]) -> dict[str, Any] | None:
     """`compose` with hashable arguments. Callers must not change the values."""
     try:
         return _compose({group: list(name) if isinstance(name, tuple) else name for group, name in named})
@@ -42,7 +42,7 @@ def _composed(_conf: Path, named: tuple[tuple[str, Any], ...]) -> Parameters | N
         return None
 
 
-def _compose(choices: Choices) -> Parameters:
+def _compose(choices: Choices) -> dict[str, Any]:
     defaults, result = _file("", "config")
     chosen = dict(choices)
     order: list[str] = []

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, TypeVar
 
 from specbench.config import indices
-from specbench.config.yaml_files import copied
 from specbench.errors import UsageError
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ class RunConfig:
     def of(cls, values: Mapping[str, Any]) -> RunConfig:
         """The configuration of flat, checked parameters. KeyError if a parameter of every run is missing."""
         common: dict[str, Any] = {name: values[name] for name in _common()} | {"metrics": tuple(values["metrics"])}
-        own = {name: copied(value) for name, value in values.items() if name not in common}
+        own = {name: deepcopy(value) for name, value in values.items() if name not in common}
         return cls(**common, own=own)
 
     def __hash__(self) -> int:
@@ -161,7 +161,7 @@ class RunConfig:
         """The value of a parameter by its name, for code that compares or prints all of them; None if this run does not
         have it."""
         if name in self.own or name not in self:
-            return copied(self.own.get(name))
+            return deepcopy(self.own.get(name))
         return list(self.metrics) if name == "metrics" else getattr(self, name)
 
     def __contains__(self, name: object) -> bool:

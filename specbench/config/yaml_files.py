@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,11 +29,6 @@ def clear() -> None:
 def read(path: Path) -> Mapping[str, Any]:
     """The content of a file, which callers must not change; {} if the file does not exist. UsageError if it is bad."""
     return read_yaml(path) if path.is_file() else {}
-
-
-def copied(value: Any) -> Any:
-    """A copy of a value. (`deepcopy` of a number or a text takes ten times as long as this check.)"""
-    return deepcopy(value) if isinstance(value, list | dict) else value
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:

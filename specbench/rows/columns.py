@@ -10,7 +10,7 @@ from specbench.config.parameter import ShownColumn
 
 #: A row: column -> value, None if it was not measured. Its columns are `COLUMNS`; a file has its own, see `csv_files`.
 Row = Mapping[str, Any]
-#: Columns of a row while it is made.
+#: A row, or some of its columns, that its holder may change.
 Columns = dict[str, Any]
 #: A line of a file of rows, as text.
 Cells = Mapping[str, str]

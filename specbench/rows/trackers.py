@@ -11,13 +11,13 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from specbench.config import parameters
 from specbench.config.run_config import RunConfig
 from specbench.errors import RunError, UsageError, install
 from specbench.rows import remark_text
-from specbench.rows.columns import Columns, Row
+from specbench.rows.columns import Row
 from specbench.rows.csv_files import DETAILS
 from specbench.rows.remark import remarks_of
 from specbench.storage import home, image_files
@@ -56,7 +56,7 @@ def write(name: str, cfg: RunConfig, row: Row, run: TrackedRun) -> str:
         ) from e
 
 
-def settings(cfg: RunConfig, row: Row) -> Columns:
+def settings(cfg: RunConfig, row: Row) -> dict[str, Any]:
     """The parameters and the identity of a run, without empty values."""
     values = {name: value for name, value in cfg.plain().items() if not name.startswith("log") and name != "out"}
     values |= {name: row[name] for name in ("model", *_IDENTITY)}

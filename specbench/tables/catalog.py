@@ -91,7 +91,7 @@ class Source:
     """A file: its name for messages, and its content."""
 
     name: str
-    content: Parameters
+    content: Mapping[str, Any]
 
     def fault(self, text: str) -> UsageError:
         return UsageError(f"{self.name}: {text}")

@@ -229,6 +229,12 @@ def test_an_image_that_never_fits_is_recorded_and_tried_again(call: Call, tmp_pa
     assert code == 0
     assert "here: cool_sd on llamagen_scenes, n=6: stopped\n  images     4 done, 2 left\n" in out
     assert re.search("failures +2, .*cool_sd image 4: out of memory", out)
+    with (tmp_path / "here/failures.jsonl").open("a") as file:
+        file.write('{"pass": "cool_sd", "ind')  # cut by a kill
+    [state] = json.loads(call("status", "here", "--json")[1])
+    assert [(f["pass"], f["index"]) for f in state["failures"]] == [("cool_sd", 1), ("cool_sd", 4)]
+    with (tmp_path / "here/failures.jsonl").open("a") as file:
+        file.write("\n")
     monkeypatch.setattr(run, "_load_pipeline", hungry(2, never=(1,)))
     assert call("resume", "here")[0] == 1
     assert re.search("failures +1, .*cool_sd image 1: out of memory", call("status", "here")[1])

@@ -122,6 +122,13 @@ def test_the_merged_row_says_that_memory_was_too_small(home: Path, tmp_path: Pat
     assert "batches of 2" in said(merged.row)
 
 
+def test_a_rescoring_adds_metrics_and_changes_where_they_are_read() -> None:
+    config = configuration.compose(["method=sjd", "metrics=scenes_clip"])
+    changed = run.Rescoring(["scenes_reward"], {"metrics_dir": "here"}).of(config)
+    assert (list(changed.metrics), changed.metrics_dir) == (["scenes_clip", "scenes_reward"], "here")
+    assert run.Rescoring().of(config) == config
+
+
 def test_an_interrupted_merge_continues(home: Path, tmp_path: Path) -> None:
     out = tmp_path / "merged"
     run.merge(shards(home), out, run.Rescoring())
