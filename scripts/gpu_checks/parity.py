@@ -123,8 +123,8 @@ def verified(size: int, shape: str, rule: str, device: str) -> tuple[Any, Any]:
     tokens = torch.zeros(rows, tree.nodes, dtype=torch.int64, device=device)
     for i, _ in enumerate(tree.inner[0].tolist()):
         below = tree.children[0, i][tree.children[0, i] >= 0]
-        u = torch.rand(rows, size, generator=torch.Generator().manual_seed(i)).to(device)
-        tokens[:, below] = draw_distinct(q[:, i], u, len(below))
+        noise = torch.empty(rows, size).exponential_(generator=torch.Generator().manual_seed(i)).to(device)
+        tokens[:, below] = draw_distinct(q[:, i], noise, len(below))
     draft = Draft(tree, tokens, q, torch.ones_like(tokens, dtype=torch.bool))
     rng, step = (
         RandomStreams([(0, i) for i in range(rows)], device),

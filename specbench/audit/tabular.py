@@ -219,7 +219,7 @@ class TabularDrafter:
         if children == 1:
             return draw(probs, state.rng.uniform(step, DRAFT + node, 1)[:, 0])[:, None]
         size = probs.shape[1]
-        return draw_distinct(probs, state.rng.uniform(step, DRAFT + node, size), min(children, size))
+        return draw_distinct(probs, state.rng.exponential(step, DRAFT + node, size), min(children, size))
 
     def propose(self, state: TabularState, history: Tensor, num_committed: Tensor, step: Tensor) -> Draft:
         tree, lookup, size = self.tree, self.lookup, self.lookup.size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from copy import copy
 
 import torch
@@ -13,8 +14,9 @@ from specbench.engine.state import Buffer, Buffers
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
 _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX2 = -7723592293110705685  # 0x94D049BB133111EB
-#: Numbers are multiples of 2**-BITS.
+#: Uniform numbers are multiples of 2**-BITS. Exponential noise has `_FURTHER` bits more.
 BITS = 23
+_FURTHER = 24
 #: The number of tags of a step's random numbers. A drafter uses one or two per depth.
 TAGS = 4096
 
@@ -72,10 +74,7 @@ class RandomStreams:
         They are multiples of 2**-BITS. So `u * total < total` holds in float32, and no index exceeds a distribution's
         last token.
         """
-        count = 1
-        for n in shape:
-            count *= n
-        return self.uniforms(step, tag, 1, count).view(-1, *shape)
+        return self.uniforms(step, tag, 1, math.prod(shape)).view(-1, *shape)
 
     def uniforms(self, step: Tensor, tag: int, tags: int, count: int) -> Tensor:
         """The first `count` numbers of `tags` consecutive tags, (rows, tags, count)."""
@@ -83,22 +82,39 @@ class RandomStreams:
             return self.kernels.uniforms(self.key, step, TAGS, tag, tags, count)
         device = self.key.device
         counter = step[:, None] * TAGS + (tag + 1) + torch.arange(tags, device=device)
-        return self._numbers(self.key[:, None] + _GOLDEN * counter, torch.arange(count, device=device))
+        return _uniform(_hashes(self.key[:, None] + _GOLDEN * counter, torch.arange(count, device=device)))
 
     def uniform_at(self, step: Tensor, tag: int, index: Tensor) -> Tensor:
         """The numbers (rows, n) at `index` (n,) or (rows, n) int64 >= 0 of a tag."""
         if self.kernels is not None:
             return self.kernels.uniforms(self.key, step, TAGS, tag, 1, index.shape[-1], index).squeeze(1)
-        return self._numbers(self.key + _GOLDEN * (step * TAGS + tag + 1), index)
+        return _uniform(_hashes(self.key + _GOLDEN * (step * TAGS + tag + 1), index))
 
-    @staticmethod
-    def _numbers(key: Tensor, index: Tensor) -> Tensor:
-        """The numbers (*, n) at `index` (n,) or (*, n) of streams with unmixed keys (*)."""
-        bits = _shift(_mix(_mix(key).unsqueeze(-1) + _GOLDEN * (index + 1)), 64 - BITS)
-        return bits.to(torch.float32) * 2.0**-BITS
+    def exponential(self, step: Tensor, tag: int, *shape: int) -> Tensor:
+        """Positive exponential noise of shape (rows, *shape), float32 with mean 1; see `uniform`."""
+        return self.exponential_at(step, tag, torch.arange(math.prod(shape), device=step.device)).view(-1, *shape)
+
+    def exponential_at(self, step: Tensor, tag: int, index: Tensor) -> Tensor:
+        """The noise (rows, n) at `index`; see `uniform_at`."""
+        return exponential(_hashes(self.key + _GOLDEN * (step * TAGS + tag + 1), index))
 
 
-def exponential(u: Tensor) -> Tensor:
-    """Positive exponential noise from uniforms u by inversion; 1 - u must be exact. The logarithm, unlike log1p, has
-    the same bits at any index of a tensor."""
-    return 2.0**-30 - torch.log(1 - u)
+def _hashes(key: Tensor, index: Tensor) -> Tensor:
+    """64 random bits (*, n) int64 at `index` (n,) or (*, n) of streams with unmixed keys (*)."""
+    return _mix(_mix(key).unsqueeze(-1) + _GOLDEN * (index + 1))
+
+
+def _uniform(hashes: Tensor) -> Tensor:
+    return _shift(hashes, 64 - BITS).to(torch.float32) * 2.0**-BITS
+
+
+def exponential(hashes: Tensor) -> Tensor:
+    """Positive exponential noise, float32, from random bits int64, by inversion.
+
+    The token with the smallest noise / p is drawn, so a token of probability p is drawn by noise of about p. On the
+    grid of the uniforms, each of V improbable tokens would be drawn with probability 2**-BITS, however improbable it
+    is: V 2**-BITS together, 0.008 at 65,536 tokens. Further bits divide each interval of the grid, where the noise
+    grows as the uniform does if both are small. The logarithm, unlike log1p, has the same bits at any index.
+    """
+    further = _shift(hashes, 64 - BITS - _FURTHER) & ((1 << _FURTHER) - 1)
+    return (further.to(torch.float32) + 0.5) * 2.0 ** -(BITS + _FURTHER) - torch.log(1 - _uniform(hashes))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.rng import BITS, TAGS, RandomStreams, exponential
+from specbench.decoding.rng import BITS, TAGS, RandomStreams
 from specbench.engine.ops import Kernels, sum_last
 
 #: Bits of a probability as an integer: 2**38 times the sum of a distribution times 2**BITS fits in an int64.
@@ -53,14 +53,14 @@ def _first_above(cdf: Tensor, level: Tensor) -> Tensor:
     return torch.searchsorted(cdf, level, right=True).squeeze(-1).clamp_max(cdf.shape[-1] - 1)
 
 
-def draw_distinct(probs: Tensor, u: Tensor, count: int) -> Tensor:
+def draw_distinct(probs: Tensor, noise: Tensor, count: int) -> Tensor:
     """`count` tokens (..., count) drawn without replacement from distributions (..., V), in the order drawn (Gumbel
-    top-k with exponentials: the smallest e_i / p_i come first). u (..., V): uniforms.
+    top-k with exponentials: the smallest e_i / p_i come first). noise e (..., V): see `RandomStreams.exponential`.
 
     If a distribution has fewer than `count` tokens of positive probability, the remaining tokens have probability zero.
     A verifier must treat them as absent (`probs.gather(...) > 0`).
     """
-    score = probs / exponential(u.clamp(max=1 - 2.0**-23))
+    score = probs / noise
     return score.topk(count, dim=-1).indices if score.device.type == "cpu" else top_exactly(score, count)
 
 
@@ -75,7 +75,7 @@ def sample_distinct(probs: Tensor, rng: RandomStreams, step: Tensor, tag: int, c
     """`draw_distinct` (B, n, count) from probs (B, n, V), with the first numbers of a tag at `step` (B,)."""
     if rng.kernels is not None:
         return rng.kernels.draw_distinct(probs, rng.key, step, TAGS, tag, count)
-    return draw_distinct(probs, rng.uniform(step, tag, *probs.shape[1:]), count)
+    return draw_distinct(probs, rng.exponential(step, tag, *probs.shape[1:]), count)
 
 
 def within_sigma(logits: Tensor, sigmas: float) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 from specbench.decoding.parallel_positions import rows_at_once
 from specbench.decoding.trees import Tree
+from specbench.errors import UsageError
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +40,16 @@ class DraftShape:
     def height(self) -> int:
         """Draft tokens of the longest path."""
         return self.tree.height
+
+    def schedule_length(self, rule: str) -> int:
+        """The number of depths, at least 1, of a rule's schedule. UsageError for drafts whose tokens have no fixed
+        depth."""
+        if self.skips:
+            raise UsageError(
+                f"rule={rule} has a schedule over the depths of a draft, and this drafter's depths change with the path"
+                " that it commits without verification: use a rule without a schedule, such as rule=uniform"
+            )
+        return max(1, self.height)
 
     def num_chains(self, target: Any) -> int:
         """The number of positions at which a pass extends an image of this target; 1 in raster order."""

@@ -564,10 +564,22 @@ def test_siblings_drawn_without_replacement_give_the_targets_distribution(width)
     tree, rows = build([(c,) for c in range(width)]), 30_000
     for p, q in (map(torch.tensor, table) for table in TABLES):
         p, q = p.expand(rows, width + 1, -1), q.expand(rows, 1, -1)
-        children = draw_distinct(q, torch.rand(q.shape, generator=torch.Generator().manual_seed(0)), width)[:, 0]
+        noise = torch.empty(q.shape).exponential_(generator=torch.Generator().manual_seed(0))
+        children = draw_distinct(q, noise, width)[:, 0]
         tokens = torch.cat([torch.zeros(rows, 1, dtype=torch.int64), children], 1)
         out = verify(p, Draft(tree, tokens, q, torch.ones_like(tokens, dtype=torch.bool)), rules.exact())
         assert tiny.fit(out.tokens.gather(1, torch.zeros(rows, 1).long())[:, 0], p[0, 0].double()) > 1e-4
+
+
+def test_a_rejected_token_is_not_tried_again():
+    """A draft of one possible token has no second one: a sibling with the same token does not exist."""
+    tree, rows = build([(0,), (1,)]), 4000
+    p, q = torch.tensor([0.5, 0.5]).expand(rows, 3, -1), torch.tensor([1.0, 0.0]).expand(rows, 1, -1)
+    tokens = torch.zeros(rows, 3, dtype=torch.int64)
+    out = verify(p, Draft(tree, tokens, q, torch.ones_like(tokens, dtype=torch.bool)), rules.uniform(0.5))
+    assert set(out.path.flatten().tolist()) == {0, 1}
+    # accepted with 0.5 * 0.5: a standard deviation of 0.007
+    assert float((out.length == 1).float().mean()) == pytest.approx(0.25, abs=0.03)
 
 
 def grown(rows, nodes, width, height, seed, valid_share=1.0):
@@ -599,7 +611,7 @@ def sampled_tokens(tree, probs, seed):
     """Tokens (B, M) for the nodes: children are drawn without replacement from their parent's distribution (B, M,
     V)."""
     rows, nodes, size = probs.shape
-    first = draw_distinct(probs, tiny.rng(rows, seed).uniform(torch.zeros(rows).long(), 9, nodes, size), tree.width)
+    first = draw_distinct(probs, tiny.rng(rows, seed).exponential(torch.zeros(rows).long(), 9, nodes, size), tree.width)
     tokens = torch.zeros(rows, nodes, dtype=torch.int64)
     for b, n, m in itertools.product(range(rows), range(nodes), range(tree.width)):
         if tree.slot[b, n] >= 0 and (child := tree.children[b, tree.slot[b, n], m]) >= 0:

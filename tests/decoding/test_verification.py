@@ -120,9 +120,9 @@ def drafted_tree(paths: Any, mode: str = "sampled", rows: int = 100, vocab: int 
     p = (1.5 * torch.randn(rows, tree.nodes, vocab, generator=g)).softmax(-1)
     near = p[:, tree.inner[0]].log() + torch.randn(rows, tree.inner.shape[1], vocab, generator=g)
     q = near.softmax(-1)
-    u = torch.rand(rows, len(q[0]), vocab, generator=g)
+    noise = torch.empty(rows, len(q[0]), vocab).exponential_(generator=g)
     width = tree.width
-    drawn = q.topk(width, dim=-1).indices if mode == "chosen" else draw_distinct(q, u, width)
+    drawn = q.topk(width, dim=-1).indices if mode == "chosen" else draw_distinct(q, noise, width)
     tokens = torch.zeros(rows, tree.nodes, dtype=torch.int64)
     exists = tree.children[0] >= 0
     tokens[:, tree.children[0][exists]] = drawn[:, exists]

@@ -21,6 +21,8 @@ from specbench.decoding.rules.thresholds import Typical
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import build, from_parents
 from specbench.decoding.verify import Draft
+from specbench.errors import UsageError
+from specbench.harness import method
 
 PATHS = [(0,), (1,), (0, 0), (0, 1), (0, 0, 0)]  # nodes 1 to 5; the leaves are 2, 4 and 5
 
@@ -32,6 +34,13 @@ def grown(rows: int, missing: int = 0) -> Draft:
     valid = (torch.arange(6) < 6 - missing).expand(rows, -1)
     probs = torch.arange(3.0).view(1, 3, 1).expand(rows, -1, 20)  # for the nodes 0, 1 and 3
     return Draft(from_parents(parent, rank, 2, 3, 3, 2), torch.arange(10, 16).expand(rows, -1), probs, valid)
+
+
+@pytest.mark.parametrize("rule", ["cool", "band"])
+def test_a_schedule_over_depths_is_refused(rule: str) -> None:
+    with pytest.raises(UsageError, match="rule=uniform"):
+        method.check(configuration.compose(["method=vvs", f"rule={rule}"]))
+    method.check(configuration.compose(["method=vvs", "rule=uniform"]))
 
 
 def skips(interval: int = 2) -> Skips:

@@ -83,7 +83,8 @@ def drafted(tree: Tree, size: int, support: int, sampled: Tensor | None, rows: i
     p[1] = q[1, 0]  # nothing is left after all of q is subtracted
     p /= p.sum(-1, keepdim=True)
     tokens = torch.zeros(rows, tree.nodes + 1, dtype=torch.int64, device=DEVICE)
-    drawn = draw_distinct(q, uniforms(*q.shape, seed=2), min(tree.width, size))
+    drawn = draw_distinct(q, -torch.log1p(-uniforms(*q.shape, seed=2)), min(tree.width, size))
+    drawn[0, ::2] = 0  # or repeat that token, which cannot be tried again
     cell = torch.where(children >= 0, children, tree.nodes)[..., : drawn.shape[-1]]
     tokens.scatter_(1, cell.flatten(1), drawn.flatten(1))
     valid = torch.ones(rows, tree.nodes, dtype=torch.bool, device=DEVICE)

@@ -296,13 +296,13 @@ def test_every_rule_runs_on_every_drafter(first, name):
 
 def test_draws_follow_their_distribution_and_never_hit_a_zero():
     law = torch.tensor([0.5, 0.0, 0.3, 0.2, 0.0])
-    u = RandomStreams([(0, i) for i in range(50_000)]).uniform(torch.zeros(50_000, dtype=torch.int64), 3, 5)
-    seen = torch.bincount(draw(law.expand(50_000, -1), u[:, 0]), minlength=5)
+    streams, step = RandomStreams([(0, i) for i in range(50_000)]), torch.zeros(50_000, dtype=torch.int64)
+    seen = torch.bincount(draw(law.expand(50_000, -1), streams.uniform(step, 3, 1)[:, 0]), minlength=5)
     assert seen[1] == seen[4] == 0
     expected = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64) * 50_000
     assert stats.chisquare(seen[[0, 2, 3]], expected).pvalue > 1e-4
     assert int(draw(law, torch.tensor(1 - 2.0**-23))) == 3
-    pairs = draw_distinct(law.expand(50_000, -1), u, 2)
+    pairs = draw_distinct(law.expand(50_000, -1), streams.exponential(step, 3, 5), 2)
     assert (pairs[:, 0] != pairs[:, 1]).all()
     # without replacement: the second given the first has the distribution without the first
     first_is_0 = pairs[pairs[:, 0] == 0, 1]
@@ -321,6 +321,17 @@ def test_streams_are_uniform_and_independent():
     ]
     for other in others:  # 100,000 pairs: a correlation beyond 0.014 has probability 1e-5
         assert abs(float(torch.corrcoef(torch.stack([u.flatten(), other.flatten()]))[0, 1])) < 0.014
+
+
+def test_noise_is_exponential_far_below_the_grid_of_the_uniforms():
+    """Else each of many improbable tokens would be drawn as often as one of probability 2**-23."""
+    hashes = torch.randint(0, 2**63 - 1, (2000,), generator=torch.Generator().manual_seed(0))
+    hashes = torch.cat([hashes, hashes >> torch.arange(1, 47).repeat(44)[:2000]])  # small uniforms, too
+    noise = exponential(hashes).double()
+    uniform = ((hashes >> 17) + 0.5) * 2.0**-47  # the first of 64 bits is zero here
+    small = uniform < 0.6  # where it matters; nearer to 1, an interval of the grid is divided in equal parts
+    torch.testing.assert_close(noise[small], -torch.log1p(-uniform[small].double()), rtol=1e-6, atol=0)
+    assert (noise[2000:] < 2.0**-30).sum() > 100
 
 
 def test_a_wrong_tensor_is_named():
@@ -377,9 +388,13 @@ def test_a_tree_by_its_children_per_depth():
 def test_a_value_does_not_depend_on_its_position():
     """The fused kernels of some functions compute the ends of a tensor in another way, so an image would depend on its
     batch."""
+
+    def noise(x):
+        return exponential((x.double() * 2.0**63).long())
+
     x = torch.rand(40_000, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        for function in (ops.silu, ops.gelu, ops.gelu_tanh, exponential, torch.special.ndtri, torch.erf):
+        for function in (ops.silu, ops.gelu, ops.gelu_tanh, noise, torch.special.ndtri, torch.erf):
             whole = function(x.clone())
             for start in range(1, 17):
                 part = function(x[start : 39_000 + 3 * start].clone())

@@ -59,8 +59,8 @@ class PACWindow(SJDWindow):
     def _candidates(self, state: WindowState, replaced: tuple[Tensor, Tensor] | None, step: Tensor) -> Tensor:
         first, n = state.tokens.unsqueeze(-1), self.branching
         pool = self.pool(state, replaced).scatter(-1, first[:, :n], 0.0)
-        u = state.rng.uniform(step, SIBLING, n, pool.shape[-1])
-        others = draw_distinct(pool, u, min(self.width - 1, pool.shape[-1]))
+        noise = state.rng.exponential(step, SIBLING, n, pool.shape[-1])
+        others = draw_distinct(pool, noise, min(self.width - 1, pool.shape[-1]))
         candidates = first.expand(-1, -1, self.width).clone()  # (B, H, W), the position's own token first
         candidates[:, :n, 1 : 1 + others.shape[-1]] = others
         return candidates[:, self.offsets, self.choice]

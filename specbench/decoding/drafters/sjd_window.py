@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.decoding.drafters.window import GUMBEL, KEEP, TOKEN, Renewed, Window, WindowState
-from specbench.decoding.rng import RandomStreams, exponential
+from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.base import at, normalise, ratio
 from specbench.decoding.sampling import draw
 from specbench.engine.ops import take
@@ -117,8 +117,8 @@ def gumbel_noise(rng: RandomStreams, position: Tensor, size: int) -> Tensor:
     """The exponential noise (B, H, V) of image positions (B, H). The token with the smallest e_i / p_i has distribution
     p, at every step that visits the position."""
     index = position.unsqueeze(-1) * size + torch.arange(size, device=position.device)
-    u = rng.uniform_at(torch.zeros_like(position[:, 0]), GUMBEL, index.flatten(1))
-    return exponential(u).view(*position.shape, size)
+    noise = rng.exponential_at(torch.zeros_like(position[:, 0]), GUMBEL, index.flatten(1))
+    return noise.view(*position.shape, size)
 
 
 def next_heights(token: Tensor, p: Tensor, window: WindowTokens, keep: Tensor, fresh: Tensor) -> Tensor:

@@ -211,8 +211,9 @@ class BandRule:
     decay: float | list[float]
 
     def check(self, shape: DraftShape) -> None:
-        """UsageError for a list of decays that does not fit the height of the drafts, which is the schedule's L."""
-        log_ratios(self.strength, self.decay, max(1, shape.height))
+        """UsageError for a list of decays that does not fit the height of the drafts, which is the schedule's L. Also
+        for drafts without fixed depths."""
+        log_ratios(self.strength, self.decay, shape.schedule_length("band"))
 
     def build(self, context: RuleContext) -> Rule:
         return Band(self.strength, self.decay, max(1, context.height))

@@ -165,7 +165,7 @@ class CoolRule:
         return cool_schedule(self.delta, max(1, height), self.nu, self.schedule, self.floor, self.linear_length)
 
     def check(self, shape: DraftShape) -> None:
-        self.omega(shape.height)
+        self.omega(shape.schedule_length("cool"))
 
     def build(self, context: RuleContext) -> Rule:
         return Relaxed("cool", self.omega(context.height), self.resample)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench.decoding.rules.base import Rule, Threshold, at
+from specbench.decoding.rules.base import Rule, Threshold, at, normalise
 from specbench.decoding.verify.base import (
     Case,
     Draft,
@@ -18,7 +18,6 @@ from specbench.decoding.verify.base import (
     accepted_path,
     one_hot,
     remaining,
-    without,
 )
 from specbench.engine.ops import take
 
@@ -91,7 +90,9 @@ def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Ten
         residual = _with_head(residual, torch.where(rejected, left, r))
         if m + 1 < tree.width and draft.node_probs is None:  # the next sibling was drawn from the rest
             q, token, rejected = (_head(x, tree.parents_per_rank[m + 1]) for x in (q, token, rejected))
-            q = torch.where(rejected, without(q, token), q)
+            rest = q.scatter(-1, token.unsqueeze(-1), 0.0)
+            # zero where nothing is left: the token that was rejected is drawn again, and cannot be tried again
+            q = torch.where(rejected, normalise(rest, torch.zeros_like(rest)), q)
     if passed:
         accepted_child = _longest(torch.stack(passed, -1), inner, nodes, tree.height)
     return accepted_child, residual, first

@@ -29,16 +29,27 @@ def stream(key, number):
 
 
 @triton.jit
-def uniform(key, index):
-    """The numbers (float32) of a stream at `index` (int64) >= 0."""
-    bits = _mix(key + (index + 1).to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15) >> 41
-    return bits.to(tl.int32).to(tl.float32) * 1.1920928955078125e-07  # 2**-23
+def _hashes(key, index):
+    return _mix(key + (index + 1).to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15)
 
 
 @triton.jit
-def exponential(u):
-    """See `decoding.rng.exponential`."""
-    return 9.313225746154785e-10 - tl.log(1.0 - u)  # 2**-30
+def _uniform(hashes):
+    return (hashes >> 41).to(tl.int32).to(tl.float32) * 1.1920928955078125e-07  # 2**-23
+
+
+@triton.jit
+def uniform(key, index):
+    """The numbers (float32) of a stream at `index` (int64) >= 0."""
+    return _uniform(_hashes(key, index))
+
+
+@triton.jit
+def exponential(key, index):
+    """The exponential noise (float32) of a stream at `index`; see `decoding.rng.exponential`."""
+    hashes = _hashes(key, index)
+    further = ((hashes >> 17) & 0xFFFFFF).to(tl.int32).to(tl.float32)
+    return (further + 0.5) * 7.105427357601002e-15 - tl.log(1.0 - _uniform(hashes))  # 2**-47
 
 
 @triton.jit
@@ -96,7 +107,7 @@ def _scores(ROW, without, at, key, index, count):
     """p / e (float32) of the tokens `at`, where p is from ROW (count,) float32, zero for the token `without`, and e is
     the exponential noise at `index` + `at` of the stream `key`."""
     p = tl.load(ROW + at, mask=at < count, other=0.0)
-    return tl.div_rn(tl.where((p > 0) & (at != without), p, 0.0), exponential(uniform(key, index + at)))
+    return tl.div_rn(tl.where((p > 0) & (at != without), p, 0.0), exponential(key, index + at))
 
 
 @triton.jit

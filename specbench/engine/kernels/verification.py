@@ -134,12 +134,13 @@ def _verify(
                             total += tl.load(q_row + i, mask=(i < vocabulary) & (i != token), other=0.0)
                         others = tl.sum(total, 0)
                         tl.debug_barrier()
-                        if others > 1e-30:
-                            for start in range(0, vocabulary, BLOCK):
-                                i = start + tokens
-                                q = tl.load(q_row + i, mask=(i < vocabulary) & (i != token), other=0.0)
-                                tl.store(rest_row + i, q / others, mask=i < vocabulary)
-                            q_row = rest_row
+                        exhausted = others <= 1e-30  # no further sibling can be tried
+                        for start in range(0, vocabulary, BLOCK):
+                            i = start + tokens
+                            q = tl.load(q_row + i, mask=(i < vocabulary) & (i != token), other=0.0)
+                            q = tl.where(exhausted, 0.0, q / tl.where(exhausted, 1.0, others))
+                            tl.store(rest_row + i, q, mask=i < vocabulary)
+                        q_row = rest_row
                 tl.debug_barrier()
             if rank == WIDTH:
                 inner_index = inner_index * 0 - 1
