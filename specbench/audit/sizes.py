@@ -102,8 +102,9 @@ def of_densities(cfg: RunConfig, given_keys: set[str], model: DensityPair) -> It
     yield []
     rule = continuous_rule(cfg)
     if rule.gamma and rule.exact and "gamma" not in given_keys:
+        left = given_keys | ({"align"} if "criterion" in given_keys and rule.criterion == "path" else set())
         for arguments in _DENSITIES[model.name]:
-            yield [argument for argument in arguments if argument.split("=")[0] not in given_keys]
+            yield [argument for argument in arguments if argument.split("=")[0] not in left]
 
 
 def _rule(cfg: RunConfig, given_keys: set[str], model: Subject) -> Iterator[str]:
@@ -113,7 +114,7 @@ def _rule(cfg: RunConfig, given_keys: set[str], model: Subject) -> Iterator[str]
         most = max(2 if name == "group" else 1, (model.vocab - 1) // 2)
         if cfg.own[name] > most:
             yield f"{name}={most}"
-    if cfg.rule == "gsd" and "distance" not in given_keys:
+    if cfg.rule == "gsd" and cfg.own["group"] > 1 and "distance" not in given_keys:
         yield f"distance={_APART}"
 
 
