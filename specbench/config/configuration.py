@@ -12,7 +12,7 @@ import itertools
 import re
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -172,9 +172,11 @@ def _model(chosen: Parameters) -> str:
 
 
 def _value_text(value: Any) -> str:
-    """A value in conf/, in Hydra's grammar."""
+    """A value in Hydra's grammar."""
     if isinstance(value, list):
         return f"[{','.join(value)}]" if value else "none"  # a list of metrics
+    if isinstance(value, bool):
+        return str(value).lower()
     return "null" if value is None else str(value)
 
 
@@ -315,8 +317,43 @@ def described(overrides: Sequence[str]) -> dict[str, Any]:
 def _compose(arguments: Sequence[str]) -> RunConfig:
     """The configuration of one job's normalized arguments."""
     values = parameters.validate(_flat(arguments))
+    for name, others in _without_effect(arguments, values).items():
+        shown = " and ".join(f"{other}={_value_text(values[other])}" for other in others)
+        ways = " or ".join(_another(values, other, listed) for other, listed in others.items())
+        raise UsageError(
+            f"{name}={_value_text(values[name])} has no effect with {shown}: leave {name}= out, or give {ways}"
+        )
     parameters.check_measurable(values["model"], values["metrics"])
     return registry.completed(values)
+
+
+def without_effect(arguments: Sequence[str]) -> set[str]:
+    """The keys of one job's normalized arguments whose values cannot change what the job decodes."""
+    with session():
+        return set(_without_effect(arguments, parameters.validate(_flat(arguments))))
+
+
+def _another(values: Parameters, name: str, listed: Collection[Any]) -> str:
+    """The values of a parameter that are not listed, as text."""
+    others = [str(value) for value in parameters.in_run(values)[name].choices if value not in listed]
+    return f"{name}={' or '.join(others)}" if others else f"another value of {name}"
+
+
+def _without_effect(arguments: Sequence[str], values: Parameters) -> dict[str, Mapping[str, tuple[Any, ...]]]:
+    """Argument -> the other parameters, with listed values, with which its value has no effect. Not included are a
+    default value, which asks for nothing, and the value that the run has without the argument, which the printed
+    command of a row may repeat."""
+    declared, result = parameters.in_run(values), {}
+    for name in (argument.split("=", 1)[0] for argument in arguments):
+        others = declared[name].unused_in(name, values) if name in declared else {}
+        if others and values[name] != parameters.default_in(values, name):
+            try:
+                repeated = _flat([a for a in arguments if a.split("=", 1)[0] != name])[name] == values[name]
+            except UsageError:  # other arguments need this one: rule=cool delta=2
+                repeated = False
+            if not repeated:
+                result[name] = others
+    return result
 
 
 def _flat(overrides: Sequence[str]) -> dict[str, Any]:

@@ -52,6 +52,16 @@ class Parameter:
     also: tuple[str, ...] = ()  # words that are allowed instead of a number
     count: int = 0  # for numbers: a list of exactly this length
     unit: str = ""
+    # The cases in which a value has no effect: all these parameters have one of the listed values. A parameter can list
+    # itself, if only some of its values have none.
+    unused: tuple[Mapping[str, tuple[Any, ...]], ...] = ()
+
+    def unused_in(self, name: str, values: Parameters) -> Mapping[str, tuple[Any, ...]]:
+        """Of the first case in which parameter `name` has no effect, the other parameters; {} if it has one."""
+        for case in self.unused:
+            if all(values.get(other) in listed for other, listed in case.items()):
+                return {other: listed for other, listed in case.items() if other != name}
+        return {}
 
     def wanted(self) -> str:
         """The form and range of a value, as text."""

@@ -183,6 +183,15 @@ def default(group: str, name: str, parameter: str) -> Any:
     return content(group, name).get(parameter)
 
 
+def default_in(cfg: Parameters, name: str) -> Any:
+    """The value of a parameter in the file of the choice that declares it, not in the preset's; for a group, its
+    default choice."""
+    if name in groups():
+        return default_choice(name)
+    parts = ((group, str(cfg.get(group))) for group in PARAMETER_GROUPS)
+    return next((default(*part, name) for part in parts if name in declared(*part)), None)
+
+
 @cached
 def common() -> frozenset[str]:
     """The parameters that every run has."""

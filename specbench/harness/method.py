@@ -43,7 +43,7 @@ def shape_of(cfg: RunConfig) -> DraftShape:
 
 def check(cfg: RunConfig) -> None:
     """Raises UsageError for every mistake in a method that needs no weights to detect: a draft that is longer than an
-    image, parameters or parts that conflict. Builds no drafter and no rule."""
+    image, a window that never drafts, parameters or parts that conflict. Builds no drafter and no rule."""
     _check_length(cfg)
     shape = shape_of(cfg)
     if parameters.is_continuous("model", cfg.model):
@@ -152,9 +152,10 @@ def build_verification(cfg: RunConfig, shape: DraftShape) -> Verification:
 
 
 def _check_length(cfg: RunConfig) -> None:
-    """Raises UsageError for a draft that is longer than an image."""
+    """Raises UsageError for a draft that is longer than an image, and for a window that never drafts."""
     module = registry.module("model", cfg.model)
     tokens = None if cfg.own.get("reduced") or not hasattr(module, "tokens_of_image") else module.tokens_of_image(cfg)
+    _check_interval(cfg, tokens)
     if tokens is None:  # the length depends on the weights
         return
     lengths = {name: cfg.own[name] for name in ("window", "nodes") if name in cfg}
@@ -165,6 +166,20 @@ def _check_length(cfg: RunConfig) -> None:
             raise UsageError(
                 f"{name} drafts {count} tokens, but an image of {cfg.model} has {tokens}: use at most {tokens}"
             )
+
+
+def _check_interval(cfg: RunConfig, tokens: int | None) -> None:
+    """Raises UsageError if the first token with a draft is not before the end of drafts. tokens: of an image, or None
+    if not known; then a negative plain_from can be anywhere."""
+    begin, end = cfg.own.get("plain_until", 0), cfg.own.get("plain_from")
+    if end is not None and end < 0:
+        end = None if tokens is None else tokens + end
+    last = min((x for x in (end, tokens) if x is not None), default=None)
+    if last is not None and begin >= last:
+        raise UsageError(
+            f"no step would have a draft, because drafts begin at token {begin} (plain_until) and end before token"
+            f" {last} of an image (plain_from): lower plain_until, raise plain_from, or use method=vanilla"
+        )
 
 
 def cached_neighbours(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor:

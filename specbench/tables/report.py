@@ -46,10 +46,16 @@ SPEEDS = (
 )
 #: The columns of a report that follow a run's name; the others follow in the order of `SHOWN`.
 _FIRST = (*SPEEDS[:2], "emitted_kl", *(name for name in METRICS if name not in OF_RECORDS))
-#: Exact rule -> the values of parameters with which it is exact, see `audit.sizes.is_exact` and `ContinuousRule.exact`,
-#: which need torch.
+#: Exact rule -> the values of parameters with which it is exact, see `DraftShape.biased`, `verify.chains.Longest` and
+#: `ContinuousRule.exact`, which need torch.
 _EXACT_RULES: dict[str, dict[str, tuple[str, ...]]] = {
-    "exact": {"coupling": ("none", "maximal", "gumbel", "height")},
+    "exact": {
+        "coupling": ("none", "maximal", "gumbel", "height"),
+        "stored": ("new",),
+        "siblings": ("stored",),
+        "select": ("first",),
+        "opening": ("random",),
+    },
     "density": {
         "criterion": ("exact", "path"),
         "verify": ("causal",),
@@ -371,7 +377,11 @@ def is_lossless(row: Row) -> bool:
     exact = _EXACT_RULES.get(row["rule"])
     if exact is None or row["drafter"] == "vvs" or not parameters.in_raster_order(row["drafter"]):
         return False
-    return all(row[name] is None or _text(row[name]) in values for name, values in exact.items())
+    declared = parameters.in_run(row)
+    return all(
+        row[name] is None or _text(row[name]) in values or declared[name].unused_in(name, row)
+        for name, values in exact.items()
+    )
 
 
 def _doubts(row: Row, machines: dict[tuple[str, str, str], tuple[str, ...] | None]) -> dict[str, str]:

@@ -369,6 +369,11 @@ def _of_cell(
     def planned(line: Line) -> tuple[TableRun, str]:
         """The run of a line, and the digest of what it decodes."""
         overrides = suite.overrides(line, cell, seconds)
+        of_methods = suite.shared.keys() & {*parameters.method_parameters(), *parameters.PARTS}
+        shared = of_methods - (line.on(suite.model(cell), suite.table.model) or {}).keys()
+        # left out, like a shared parameter that the method of a line does not have
+        if shared and (useless := shared & configuration.without_effect(overrides)):
+            overrides = as_overrides({name: v for name, v in named(overrides).items() if name not in useless})
         config = configuration.compose(overrides)
         weights = registry.weights_here(config)
         decodes = digest(config.changed(**free), weights)

@@ -196,7 +196,7 @@ def test_one_model_leaves_out_other_presets(call: Call, tmp_path: Path, monkeypa
 
 def test_a_method_of_vectors(call: Call, tmp_path: Path) -> None:
     words = "gamma=1 prefill=0.3 align=false proposals=50 temperature=0.7 audit.samples=1000 audit.margin=1".split()
-    code, out, _ = call("method=cspd", "criterion=path", *words, "out=a.csv")
+    code, out, _ = call("method=cspd", "criterion=exact", *words, "out=a.csv")
     assert code == 0
     rows = cells_of(tmp_path / "a.csv")
     assert list(rows[0]) == list(COLUMNS)
@@ -204,7 +204,7 @@ def test_a_method_of_vectors(call: Call, tmp_path: Path) -> None:
     assert verdicts == [(name, name[1], "not refuted") for name in model_recipes.DENSITIES]
     assert len(out.splitlines()) == 1 + len(rows) + 6
     assert rows[0]["parameters"] == (
-        "gamma=1 prefill=0.3 align=false criterion=path verify=causal on_reject=stop inner_temperature=1.0 tries=1"
+        "gamma=1 prefill=0.3 align=false criterion=exact verify=causal on_reject=stop inner_temperature=1.0 tries=1"
         " proposals=50 temperature=0.7 final_noise=true"
     )
     lossy = ("criterion=exact", "on_reject=continue", "inner_temperature=42", "audit.model=d2t4", "audit.seed=7")

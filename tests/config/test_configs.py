@@ -50,6 +50,8 @@ def test_every_choice_composes_with_others_and_the_command_line_wins() -> None:
     for number in range(max(len(METHODS), len(RULES), len(DRAFTERS))):
         method, rule = METHODS[number % len(METHODS)], RULES[number % len(RULES)]
         drafter = DRAFTERS[-number % len(DRAFTERS)]
+        if drafter in ("none", "zipar"):
+            rule = "exact"  # with these, no other rule has an effect
         cfg = configuration.compose([f"method={method}", f"rule={rule}", f"drafter={drafter}"])
         assert (cfg.method, cfg.rule, cfg.drafter) == (method, rule, drafter)
         assert set(cfg.plain()) == set(parameters.parameters_of(cfg.plain())), (method, rule, drafter)

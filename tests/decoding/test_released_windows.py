@@ -261,7 +261,7 @@ def test_divergence_is_not_computed_if_drafts_have_other_distributions() -> None
         out = decode(config, tiny.prompts(2), tiny.rng(2))
         assert (out.trace.emitted_tv.shape[1] == 0) == biased
     assert not window(3, coupling="gumbel", stored="old").shape.biased
-    cfg = configuration.compose(["method=sjd", "stored=old"])
+    cfg = configuration.compose(["method=scd", "stored=old"])
     image: Any = SimpleNamespace(drafts=None, emitted_outside=None)
     assert [r.code for r in emitted_remarks(cfg, [image])] == ["emitted_not_drawn"]
     greedy = configuration.compose(["method=jacobi_built_in", "opening=greedy"])

@@ -278,7 +278,6 @@ def test_masses_of_ratios_whose_product_overflows() -> None:
         ("cspd model=mar_scenes verification=traversal",
          "mar_scenes has continuous tokens, which verification=traversal does not support"),
         ("sd verification=block", None),
-        ("vanilla verification=block", None),
         ("sjd refine=false window=4 verification=block", None),
         # a tree that is ranked by the values of its tokens is exact if these are point masses
         *((f"{w} verification=traversal", None) for w in ("eagle2", "medusa rule=exact", "eagle_chain", "eagle3")),

@@ -118,6 +118,13 @@ def test_a_lossless_run_is_exact_and_has_no_measured_divergence() -> None:
         ("method=sjd", True),
         ("method=sjd_pac", True),
         ("method=sjd coupling=threshold", False),
+        ("method=scd variant=released", False),
+        ("method=scd variant=released coupling=gumbel", True),  # stored=old has no effect
+        ("method=sjd_pac variant=released", False),
+        ("method=pathspec", True),
+        ("method=pathspec variant=released", False),
+        ("method=jacobi_built_in rule=exact", True),
+        ("method=jacobi_built_in rule=exact opening=greedy", False),
         ("method=cool_sd", False),
         ("method=eagle2 drafter=vvs", False),
         ("method=zipar", False),  # its rule is exact, and it verifies nothing

@@ -241,6 +241,17 @@ def test_a_line_with_its_own_sampling_has_its_own_vanilla(tmp_path: Path) -> Non
     assert keys == ["vanilla_temperature=0.9", "vanilla_temperature=0.5", "vanilla"]
 
 
+def test_a_shared_parameter_reaches_the_lines_where_it_has_an_effect(tmp_path: Path) -> None:
+    lines = {"exact": {"method": "sjd"}, "window": {"method": "scd"}, "threshold": {"method": "sjd_threshold"}}
+    plan = _plan({"with": {"rule": "uniform", "tau": 0.9}, "lines": lines}, tmp_path)
+    taken = {run.key: {"rule", "tau"} & named(run.overrides).keys() for run in plan.runs}
+    assert taken == {"vanilla": set(), "exact": {"rule"}, "window": {"rule"}, "threshold": {"rule", "tau"}}
+    with pytest.raises(UsageError, match="tau"):
+        _plan({"with": {"tau": 0.9}, "lines": {"sjd": {"method": "sjd"}}}, tmp_path)
+    with pytest.raises(UsageError, match="tau"):
+        _plan({"lines": {"sjd": {"method": "sjd", "tau": 0.9}}}, tmp_path)
+
+
 def test_methods_of_other_models_are_left_out_and_named(tmp_path: Path) -> None:
     content = {
         "models": ["llamagen_scenes", "mar_scenes"],
