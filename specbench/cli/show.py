@@ -67,7 +67,7 @@ def say(notes: Sequence[str]) -> None:
         ),
         "--sort NAME,NAME": Argument("text", "columns to sort by; --sort=-fid is descending"),
         "--group-by NAME,NAME": Argument("text", "columns: rows that agree in them become one, with means"),
-        "--limit N": Argument("integer", "maximum number of rows"),
+        "--limit N": Argument("integer", "maximum number of rows", low=1),
         "--no-pool": Argument("flag", "show every seed as a row of its own"),
         "--format NAME": Argument("string", "output format", choices=("table", "md", "csv", "json"), default="table"),
     },
@@ -93,15 +93,21 @@ def show(line: CommandLine) -> int:
     )
     for name in [*columns, *groups, *(name.removeprefix("-") for name in order)]:
         selection.column(name)
-    rows = [row for row in map(shown, read(line.words, baselines=True)) if all(test(row) for test in conditions)]
-    if not rows:
-        raise UsageError("no row meets the conditions")
+    # a condition on a mean is about the mean, not about the seeds that it is of
+    late = [test for test in conditions if selection.is_pooled(test.name)]
+    early = [test for test in conditions if test not in late]
+    rows = [row for row in map(shown, read(line.words, baselines=True)) if all(test(row) for test in early)]
     pooled, notes = selection.grouped(rows, groups, not line["--no-pool"])
+    pooled = [row for row in pooled if all(test(row) for test in late)]
+    if not pooled:
+        raise UsageError("no row meets the conditions")
     if doubtful := sum(bool(unsteady(row)) for row in rows):
         notes.append(f"{doubtful} of {len(rows)} rows have seconds of a timing that was not steady: see timing_valid")
     say(notes)
     chosen = selection.ordered(pooled, order)[: line["--limit"] or None]
     columns = columns or selection.telling(chosen, groups)
+    if any(row["seeds"] > 1 for row in chosen):
+        say(["± is a standard error in a row of one seed, and the standard deviation between rows in one of several"])
     if line["--format"] in ("json", "csv"):
         cells = [{name: row.get(name) for name in columns} for row in chosen]
         as_json = json.dumps(cells, indent=1, ensure_ascii=False) + "\n"
@@ -167,6 +173,8 @@ def breakdown(line: CommandLine) -> int:
 
     rows = []
     for decoded in map(read, line.words):
+        if not decoded.records:
+            raise UsageError(f"{decoded.path} has no images yet: finish the run with specbench resume {decoded.path}")
         groups = of_pass(decoded)
         print(f"{decoded.method}, {len(decoded.records)} images in {decoded.path}; {INTERVALS}")
         print("\n".join(table(groups)) if groups else "One category, one length, and no raster order: nothing to show.")

@@ -205,7 +205,8 @@ class RunFolder:
             values = dict(from_yaml(text.decode()))
         except Exception:
             exists = self.config.exists()
-            raise UsageError(f"cannot read {self.config}" if exists else f"{self} holds no run") from None
+            way_out = "restore the file, or delete the folder and run its command again"
+            raise UsageError(f"cannot read {self.config}: {way_out}" if exists else f"{self} holds no run") from None
         if self.metadata_file.exists() and sha256(text, 16) not in self.metadata().config:
             raise UsageError(
                 f"{self.config} was changed since the run wrote it (or {self.metadata_file.name} was): restore it, or"

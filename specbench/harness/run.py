@@ -280,8 +280,11 @@ def merge(shards: Sequence[Path], out: Path, rescoring: Rescoring) -> RunOutcome
     prompts = current_prompts(whole)
     for records in parts.values():
         records.check_prompts(prompts)
-    scoring.requests(rescoring.of(whole))
     folder = RunFolder(out)
+    if folder.config.exists():  # an earlier merge, whose scores stay
+        earlier = folder.read_config().get("metrics") or ()
+        whole = whole.changed(metrics=scoring.joined(whole.metrics, earlier))
+    scoring.requests(rescoring.of(whole))
     new = [path for path in (out, *out.parents) if not path.exists()]
     with folder.opened():
         merged = _records_of_merge(folder, whole, sessions)

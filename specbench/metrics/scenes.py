@@ -152,7 +152,8 @@ class ScenesFID(EmbeddedMetric):
 
         reference, single = self._reference(items)
         remarks = [remark("against_single" if single else "against_validation", count=reference.count)]
-        if strangers := sum(not self.world.describes(item.labels) for item in items):
+        strangers = sum(not self.world.describes(item.labels) for item in items)
+        if strangers and any(item.prompt for item in items):
             remarks.append(remark("strangers", strangers=strangers, images=n, world=self.world.name))
         remarks += bias(n, d)
         features = torch.from_numpy(outputs).double()

@@ -22,9 +22,9 @@ _OF_RUN = "/baseline"  # appended to the run_id of a run, it is the run_id of it
 _SHARED = ("time", "specbench", "commit", "plugins", "prompts_hash", "images", "resolution", "tokens", "python")
 
 
-def baselines(rows: Iterable[Row], runs: Iterable[tuple[Path, Row]]) -> list[Columns]:
-    """The rows of the runs' baselines: one for each configuration of vanilla AR, from the newest run. A baseline is
-    skipped if `rows` contain a run of the same vanilla AR, or if it cannot be read."""
+def baselines(rows: Iterable[Row], runs: Iterable[tuple[Path, Row]]) -> tuple[list[Columns], list[str]]:
+    """The rows of the runs' baselines: one for each configuration of vanilla AR, from the newest run, unless `rows`
+    contain a run of the same vanilla AR. And a sentence on each that cannot be read."""
     known = {_same(row) for row in rows if row["method"] == "vanilla"}
     newest: dict[Any, tuple[Path, Row]] = {}
     for folder, row in runs:
@@ -33,8 +33,14 @@ def baselines(rows: Iterable[Row], runs: Iterable[tuple[Path, Row]]) -> list[Col
         key = _same(_of_vanilla(row))
         if key not in known and (key not in newest or str(row["time"]) > str(newest[key][1]["time"])):
             newest[key] = folder, row
-    baseline_rows = (baseline_row(folder, row) for folder, row in newest.values())
-    return [row for row in baseline_rows if row is not None]
+    baseline_rows = {folder: baseline_row(folder, row) for folder, row in newest.values()}
+    unread = [
+        f"no line for the vanilla AR images of {folder}: {RECORDS} or scores.jsonl is missing or damaged;"
+        f" specbench evaluate {folder} scores them again"
+        for folder, row in baseline_rows.items()
+        if row is None
+    ]
+    return [row for row in baseline_rows.values() if row is not None], unread
 
 
 def is_baseline(row: Row) -> bool:

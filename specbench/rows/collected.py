@@ -40,8 +40,8 @@ def _frame(rows: Sequence[Columns]) -> pd.DataFrame:
 
 def read(sources: Sequence[Path], baselines: bool = False) -> tuple[list[Columns], list[str]]:
     """The rows of any mixture of files and folders, each run once, and sentences on skipped runs. If a run occurs
-    several times, its newest row counts; in a tie, the first. baselines: also the baselines of runs whose folders
-    exist, before all other rows (see `baseline.baselines`).
+    several times, its newest row counts; in a tie, the one in the run's folder, or the first. baselines: also the
+    baselines of runs whose folders exist, before all other rows (see `baseline.baselines`).
 
     Raises UsageError for a source that is missing, damaged or without rows.
     """
@@ -56,13 +56,18 @@ def read(sources: Sequence[Path], baselines: bool = False) -> tuple[list[Columns
             raise UsageError(notes[before] if len(notes) > before else f"{source} has no rows of runs{why}")
         for folder, row in rows_of_source:
             other = by_id.get(row["run_id"])
-            if other is None or (row["time"] or "") > (other[1]["time"] or ""):
+            if other is None or _rank(folder, row) > _rank(*other):
                 by_id[row["run_id"]] = folder, row
     rows = [row for _, row in by_id.values()]
     if baselines:
         runs = [(folder, row) for folder, row in by_id.values() if folder]
-        rows = [*baseline.baselines(rows, runs), *rows]
+        of_vanilla, unread = baseline.baselines(rows, runs)
+        rows, notes = [*of_vanilla, *rows], [*notes, *unread]
     return rows, notes
+
+
+def _rank(folder: Path | None, row: Columns) -> tuple[str, bool]:
+    return row["time"] or "", folder is not None
 
 
 def _of_source(source: Path, notes: list[str]) -> Iterator[tuple[Path | None, Columns]]:

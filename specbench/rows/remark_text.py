@@ -72,6 +72,10 @@ def _is_number(value: Any) -> bool:
 # Sentences that depend on a value
 
 
+def _of_seeds(values: Values) -> str:
+    return f"{text(Remark(values['of'], values['values']))} (seed {values['seeds']})"
+
+
 def _variant(values: Values) -> str:
     changes = [f"{name} {own} (not {stated})" for name, (own, stated) in values["changes"].items()]
     return f"departs from variant {values['variant']}: {', '.join(changes)}"
@@ -227,6 +231,7 @@ SENTENCES: dict[str, str | Callable[[Values], str]] = {
     "emitted_order": _NO_EMITTED + "drafter {drafter}, whose tokens are not sampled in raster order",
     "emitted_not_recorded": "not recorded for {images} images, which an earlier process decoded",
     "emitted_infinite": "infinite, as the target never gives {share:.2g} of the emitted tokens",
+    "of_seeds": _of_seeds,
     # scores
     "no_images": "no images",
     "not_finite": "the value is {value}",

@@ -12,6 +12,7 @@ import operator
 import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from specbench.config import parameters
@@ -19,7 +20,7 @@ from specbench.errors import UsageError, decimal, plain, unknown
 from specbench.rows import remark_text
 from specbench.rows.columns import COLUMNS, METRICS, NUMBERS, SHOWN, Columns, Row, stderr_of
 from specbench.rows.csv_files import aligned
-from specbench.rows.remark import as_json, remark, remarks_of
+from specbench.rows.remark import Remark, as_json, remark, remarks_of
 from specbench.rows.shown import MACHINE
 
 #: Columns that must be equal in rows that are pooled: every parameter except the seed, the backends, and the machine.
@@ -63,9 +64,9 @@ def _plain(value: Any) -> str:
 
 def pooled(rows: Sequence[Row]) -> Columns:
     """One row for several: for a number the mean over the rows, with the standard deviation between them in the column
-    `spread_of`; for a list of numbers their means; for a text every value; the remarks that all rows share,
-    after one on the number of rows, which is also in `seeds`. A number or a list that is missing in some rows is
-    missing.
+    `spread_of`; for a list of numbers their means; for a text every value; the remarks, after one on the number of
+    rows, which is also in `seeds`. A remark that not all rows have names the seeds of those that have it. A number or a
+    list that is missing in some rows is missing.
 
     Standard errors of single rows are dropped: they are within a seed, whereas the spread is between seeds.
     """
@@ -77,8 +78,7 @@ def pooled(rows: Sequence[Row]) -> Columns:
     for name in dict.fromkeys(name for row in rows for name in row):
         cells = [row.get(name) for row in rows]
         if name == "remarks":
-            first, *others = map(remarks_of, rows)
-            result[name] = as_json([of_runs, *(r for r in first if all(r in other for other in others))])
+            result[name] = as_json([of_runs, *_of_all(rows)])
         elif len({_plain(cell) for cell in cells}) == 1 and (name in parameters.table() or name in MACHINE):
             result[name] = cells[0]
         elif name not in NUMBERS or name in (*_UNPOOLED, *MACHINE) or name in parameters.table():
@@ -97,6 +97,20 @@ def pooled(rows: Sequence[Row]) -> Columns:
     if len({_plain(row.get("timing_valid")) for row in rows}) > 1:
         result["timing_valid"] = "false"
     return result | spreads | {"seeds": len(rows)}
+
+
+def _of_all(rows: Sequence[Row]) -> list[Remark]:
+    """The remarks of all rows, each once; those that not all rows have, with the seeds of the rows that have them."""
+    own = [remarks_of(row) for row in rows]
+    result: list[Remark] = []
+    for one in itertools.chain(*own):
+        having = [row for row, remarks in zip(rows, own, strict=True) if one in remarks]
+        if len(having) < len(rows):
+            seeds = ", ".join(_plain(row.get("seed")) for row in having)
+            one = remark("of_seeds", one.column, of=one.code, values=dict(one.values), seeds=seeds)
+        if one not in result:
+            result.append(one)
+    return result
 
 
 def _list(cell: Any) -> list[float | None]:
@@ -145,17 +159,35 @@ RESULTS = (
 #: Parameters that every configuration has and that do not distinguish methods.
 _QUIET = ("seed", "warmup", "protocol", "timing", "drafter", "rule", "verification")
 _WHERE = ("device_name", "dtype", "engine", "torch", "commit")
+#: Columns in which the rows of a group should agree.
+_MIXED = ("model", "data", "n", *(f"{name}_backend" for name in METRICS), *_WHERE)
 _DIGITS = 4  # significant digits of a number in a column without a format
 
 
 def column(name: str) -> str:
-    """Checks the name of a column. UsageError for an unknown one."""
-    if name not in COLUMNS and name != "seeds":
+    """Checks the name of a column, or of the spread of one between seeds. UsageError for an unknown one."""
+    if name not in COLUMNS and name not in map(spread_of, NUMBERS) and name != "seeds":
         raise unknown("column", plain(name), COLUMNS)
     return name
 
 
-def condition(text: str) -> Callable[[Row], bool]:
+def is_pooled(name: str) -> bool:
+    """Whether rows of several seeds share one value of this column, which the single rows do not have."""
+    return name not in COLUMNS or (name in NUMBERS and name not in (*_UNPOOLED, *MACHINE, *parameters.table()))
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition on the column `name`."""
+
+    name: str
+    test: Callable[[Row], bool]
+
+    def __call__(self, row: Row) -> bool:
+        return self.test(row)
+
+
+def condition(text: str) -> Condition:
     """A test of a row: column=a,b (any of these), column!=a, column<=4. An empty cell equals the empty text, and is
     neither less nor greater than any number. UsageError for text that is not a condition."""
     match = _CONDITION.fullmatch(text)
@@ -170,9 +202,11 @@ def condition(text: str) -> Callable[[Row], bool]:
             bound = decimal(value)
         except ValueError:
             raise UsageError(f"the condition '{plain(text)[:100]}' needs a number after {sign}") from None
-        return lambda row: isinstance(row.get(name), int | float) and _OPERATORS[sign](row[name], bound)
+        return Condition(
+            name, lambda row: isinstance(row.get(name), int | float) and _OPERATORS[sign](row[name], bound)
+        )
     wanted = value.split(",")
-    return lambda row: any(_equals(row.get(name), text) for text in wanted) == (sign == "=")
+    return Condition(name, lambda row: any(_equals(row.get(name), text) for text in wanted) == (sign == "="))
 
 
 def _equals(cell: Any, text: str) -> bool:
@@ -218,17 +252,24 @@ def shown(row: Row, name: str) -> str:
 
 def grouped(rows: Sequence[Row], names: Sequence[str], pool_seeds: bool) -> tuple[list[Columns], list[str]]:
     """One row for all rows that agree in these columns or, without columns, for the seeds of a configuration; each with
-    the number of its rows as `seeds`. And a note on each group whose rows differ in device, code or arithmetic."""
+    the number of its rows as `seeds`. And notes on each group whose rows differ in prompts, scorer, device, code or
+    arithmetic, or of which only some have a result."""
     if not names:
         by_seed = groups(rows) if pool_seeds else [[row] for row in rows]
         return [{"seeds": 1} | pooled(group) for group in by_seed], []
     by_key: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        by_key.setdefault(tuple(str(row.get(column(name)) or "") for name in names), []).append(row)
-    mixed = {key: [name for name in _WHERE if len({r.get(name) for r in group}) > 1] for key, group in by_key.items()}
-    notes = [
-        f"the group {' '.join(key)} mixes rows that differ in {', '.join(odd)}" for key, odd in mixed.items() if odd
-    ]
+        by_key.setdefault(tuple(_plain(row.get(column(name))) for name in names), []).append(row)
+    notes = []
+    for key, group in by_key.items():
+        if odd := [name for name in _MIXED if len({row.get(name) for row in group}) > 1]:
+            notes.append(f"the group {' '.join(key)} mixes rows that differ in {', '.join(odd)}")
+        counts = {name: sum(row.get(name) is not None for row in group) for name in RESULTS}
+        if some := [f"{name} ({n})" for name, n in counts.items() if 0 < n < len(group)]:
+            notes.append(
+                f"the group {' '.join(key)} has no mean of what only some of its {len(group)} rows have:"
+                f" {', '.join(some)}"
+            )
     return [{"seeds": 1} | pooled(group) for group in by_key.values()], notes
 
 

@@ -124,7 +124,11 @@ def gather(paths: Sequence[Path], runs: Sequence[Path], images: int, gallery: Se
         )
     result.rows = [row for row in shown if not baseline.is_baseline(row)]
     result.baselines = [row for row in shown if baseline.is_baseline(row)]
-    for row in baseline.baselines(shown, [(folder, result.by_id[run_id]) for folder, run_id in result.folders]):
+    of_vanilla, unread = baseline.baselines(
+        shown, [(folder, result.by_id[run_id]) for folder, run_id in result.folders]
+    )
+    result.notes += unread
+    for row in of_vanilla:
         result.baselines.append(row | {"file": result.by_id[baseline.run_of(row)]["file"]})
     with configuration.session():  # one for all rows
         for row in (*result.rows, *result.baselines):

@@ -138,6 +138,9 @@ def test_an_interrupted_merge_continues(home: Path, tmp_path: Path) -> None:
     run.merge(shards(home), out, run.Rescoring())
     assert (out / "records.jsonl").read_bytes() == first
     assert (out / "row.csv").is_file()
+    run.merge(shards(home), out, run.Rescoring(metrics=["scenes_clip"]))
+    run.merge(shards(home), out, run.Rescoring())  # drops no score
+    assert run.stored(out).metrics == ("scenes_reward", "scenes_clip")
 
 
 def test_the_command_merges_and_names_missing_shards(home: Path, tmp_path: Path, call: Call) -> None:

@@ -18,7 +18,8 @@ from specbench.rows import baseline, collected, selection
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import as_read, read_rows
 from specbench.rows.journal import read_records
-from specbench.rows.remark import as_json, free
+from specbench.rows.remark import as_json, free, remark, remarks_of
+from specbench.rows.remark_text import said
 from specbench.rows.scores import Score, ScoreLine, Side, images_fingerprint, prompts_fingerprint
 from specbench.storage.files import split_paths
 from specbench.tables import report
@@ -111,7 +112,53 @@ def test_show_pools_seeds_and_groups(call: Call, tmp_path: Path) -> None:
     assert len(call("show", "all.csv", "--no-pool")[1].splitlines()) == 1 + 5
     assert call("show", "all.csv", "--limit", "1", "--format", "md")[1].count("\n") == 3
     refused(call, "show", "all.csv", "--where", "method=scd")
+    refused(call, "show", "all.csv", "--limit", "0")
+    for conditions, means in (
+        (("fid<3",), [2.0]),
+        (("fid>3", "seeds=2"), [5.0]),
+        (("seeds>=1", "method=sjd"), [9.0, 2.0]),
+    ):
+        words = [word for text in conditions for word in ("--where", text)]
+        shown = json.loads(call("show", "all.csv", *words, "--format", "json", "--columns", "fid,fid_seed_std")[1])
+        assert sorted(line["fid"] for line in shown) == sorted(means), conditions
+        assert {line["fid_seed_std"] is None for line in shown if line["fid"] == 9.0} <= {True}
     assert "'nope'" in refused(call, "show", "all.csv", "--columns", "nope")
+
+
+def test_what_only_some_rows_have_is_said(call: Call, tmp_path: Path) -> None:
+    """Zero is not an empty cell. A group of unlike rows, or of which some lack a result, has a note."""
+    made = [row("a", delta=0.0, fid=1.0), row("b", delta=None, fid=2.0), row("c", delta=0.0, fid=None, n=9)]
+    groups, notes = selection.grouped(made, ["delta"], True)
+    assert [(group["delta"], group["seeds"], group["fid"]) for group in groups] == [(0.0, 2, None), (None, 1, 2.0)]
+    assert len(notes) == 2
+    assert "n" in notes[0].split()
+    assert "fid (1)" in notes[1]
+
+
+def test_a_remark_of_some_seeds_names_them() -> None:
+    both = remark("batches", batch=16)
+    flat = [remark("free_text", "fid", number=number) for number in (40, 38)]
+    rows = [row(str(s), seed=s, remarks=as_json([both, flat[s]])) for s in (0, 1)]
+    pooled = remarks_of(selection.pooled(rows))
+    assert [(r.code, r.column, r.values.get("seeds")) for r in pooled] == [
+        ("runs", "", None),
+        ("batches", "", None),
+        ("of_seeds", "fid", "0"),
+        ("of_seeds", "fid", "1"),
+    ]
+    assert pooled[2].values["values"] == {"number": 40}
+    assert all(said(r) for r in pooled)
+
+
+def test_a_run_that_was_collected_keeps_its_baseline(call: Call, tmp_path: Path) -> None:
+    assert call("run", "method=sjd", *(word for word in SMALL if word != "baseline=false"), "out=d/x")[0] == 0
+    assert call("collect", "d", "out=d/all.csv")[0] == 0
+    lines = json.loads(call("show", "d", "--format", "json", "--columns", "method")[1])
+    assert sorted(line["method"] for line in lines) == ["sjd", "vanilla"]
+    (tmp_path / "d/x/scores.jsonl").write_text("damaged\n")
+    _, out, err = call("show", "d", "--format", "json", "--columns", "method")
+    assert [line["method"] for line in json.loads(out)] == ["sjd"]
+    assert "d/x" in err
 
 
 def test_the_baseline_of_a_grid_is_a_line_like_its_own_run(call: Call, tmp_path: Path) -> None:
