@@ -28,21 +28,21 @@ SIDE = 8
 def trace(steps: list[int], indices: list[int], empty: bool) -> Trace:
     """Steps that accept as evenly as possible, the longer ones first; a draft is five deep. The statistics of
     distributions depend on the index of the image, and on the step or the position."""
-    accepted, offered = (torch.zeros(len(steps), TOKENS, dtype=torch.int64) for _ in range(2))
+    accepted, reach = (torch.zeros(len(steps), TOKENS, dtype=torch.int64) for _ in range(2))
     for b, n in enumerate(steps):
         count = 0
         for s in range(n):
             accepted[b, s] = (TOKENS - n) // n + (s < (TOKENS - n) % n)
-            offered[b, s] = 0 if empty else min(5, TOKENS - count)
+            reach[b, s] = 0 if empty else min(accepted[b, s] + 1, TOKENS - count)
             count += int(accepted[b, s]) + 1
-    drafts, position, index = offered > 0, torch.arange(TOKENS), torch.tensor(indices)[:, None]
+    drafts, position, index = reach > 0, torch.arange(TOKENS), torch.tensor(indices)[:, None]
     return Trace(
         accepted=accepted,
-        offered=offered,
+        reach=reach,
         first=0.5 * drafts,
         tv=(0.25 + 0.125 * (index % 2)) * drafts,
         top1=drafts & (position % 2 == 0),
-        top3=drafts,
+        top3=1.0 * drafts,
         log_prob=-1.0 - (index % 4) - 0.5 * (position % 2),
         emitted_tv=0.125 * (1 + index % 2 + position * 0) * (not empty),
         emitted_kl=0.25 * (1 + index % 2 + position * 0) * (not empty),

@@ -203,7 +203,7 @@ class DensityMethod:
             out, trace = on_device(on_its_device, _CPU), on_device(on_its_device.trace, _CPU)
             first += of_first_draft(trace, length)
             per_step += float((length / out.steps.double()).sum()) / samples
-            verified += int(out.drafted.sum())
+            verified += int(trace.verified.sum())
             accepted += int(out.accepted.sum())
             proposals += [
                 number for image in trace.proposals for number in image

@@ -143,7 +143,7 @@ class Counted:
 
 def of_first_draft(trace: Any, length: int) -> Tensor:
     """`Counted.first` of a trace. A network has no draft before the first token."""
-    step = (trace.offered > 0).long().argmax(1, keepdim=True)
+    step = (trace.reach > 0).long().argmax(1, keepdim=True)
     return torch.bincount(trace.accepted.gather(1, step)[:, 0], minlength=length + 1).double()
 
 

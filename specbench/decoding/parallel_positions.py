@@ -93,10 +93,11 @@ class Raster:
         """The paths (B * K, D) of the chains, as indices (B, K * D) into all nodes of an image."""
         return path
 
-    def inside(self, stats: Any, offered: Tensor, total: int) -> tuple[Tensor, Tensor]:
-        """Draft tokens accepted and `offered` (B * K,) inside the image."""
+    def inside(self, stats: Any, total: int) -> tuple[Tensor, Tensor]:
+        """Draft tokens accepted and verified (B * K,) inside the image. A path that ends at a leaf has no rejection."""
         room = (total - stats.num_committed).clamp_min(0)
-        return torch.minimum(stats.verdict.length, room), torch.minimum(offered, room)
+        length = stats.verdict.length
+        return torch.minimum(length, room), torch.minimum(length + stats.rejects, room)
 
     def drafted(self, stats: Any, total: int) -> Tensor:
         """How many draft tokens (B,) inside the image were verified."""
@@ -163,9 +164,9 @@ class ParallelPositions(Raster):
         first = torch.arange(chains, device=path.device)[:, None] * nodes
         return (self.images(path) + first).flatten(1)
 
-    def inside(self, stats: Any, offered: Tensor, total: int) -> tuple[Tensor, Tensor]:
-        assert stats.kept is not None
-        return torch.minimum(stats.verdict.length, stats.kept.flatten()), offered
+    def inside(self, stats: Any, total: int) -> tuple[Tensor, Tensor]:
+        length = stats.verdict.length  # a draft ends where its row of the image does
+        return length, length + stats.rejects
 
     def drafted(self, stats: Any, total: int) -> Tensor:
         return self.images(stats.draft.valid[:, 1:]).sum((1, 2))

@@ -19,11 +19,12 @@ from specbench.engine.state import Buffer, Buffers
 class Trace:
     """Statistics of every step. Column s of a (B, T) tensor belongs to step s; columns from `steps` on are zero.
 
-    accepted: draft tokens accepted inside the image; offered: depth of the deepest draft token that was verified inside
-    the image; first: probability with which the rule accepts the first candidate; tv: total variation between the
-    distribution it was drawn from and the target's; top1, top3: 1 if the target's most probable token is the drafter's
-    most probable token, or among its three most probable ones, else 0. The last four hold only for steps with a draft
-    (offered > 0), and are means over the drafts of a step.
+    accepted: draft tokens accepted inside the image; reach: how many were verified there, the accepted ones and a
+    rejected one after them; with several drafts both are sums. first: probability with which the rule accepts the first
+    candidate; tv: total variation between the distribution it was drawn from and the target's; top1, top3: 1 if the
+    target's most probable token is the drafter's most probable token, or among its three most probable ones, else 0.
+    The last four hold only for steps with a draft (reach > 0), and are means over the drafts of a step; top3 over those
+    with at least 3 tokens of positive probability, NaN without one.
 
     log_prob (B, T): natural-log probability of every emitted token under the target, with guidance and temperature but
     before top-k and top-p (at temperature 0: at temperature 1).
@@ -34,7 +35,7 @@ class Trace:
     """
 
     accepted: Tensor
-    offered: Tensor
+    reach: Tensor
     first: Tensor
     tv: Tensor
     top1: Tensor
@@ -55,7 +56,7 @@ _TOLERANCE = 1e-3
 
 #: The rows that are recorded for a step: the sums of the target's and the drafter's distributions, then fields of a
 #: trace. Vanilla decoding needs only the first row.
-_SUMS, _STATISTICS = ("target", "drafter"), ("accepted", "offered", "first", "tv", "top1", "top3")
+_SUMS, _STATISTICS = ("target", "drafter"), ("accepted", "reach", "first", "tv", "top1", "top3")
 #: The fields of a trace that `emitted.Emitted.step` computes, in its order.
 _DISTANCES = tuple("emitted_" + name for name in "tv kl outside kl_reverse missed kl_optimal ratio".split())
 
@@ -73,6 +74,12 @@ class StepStats:
     steps: Tensor
     active: Tensor
     kept: Tensor | None = None
+
+    @property
+    def rejects(self) -> Tensor:
+        """(B,) bool: whether the last node of the path has children in the draft, which were rejected."""
+        last = self.verdict.path_with_root[:, -1:]
+        return (self.draft.valid & (self.draft.tree.parent == last))[:, 1:].any(1)  # the root is its own parent
 
 
 def _deviation(sums: Tensor) -> Tensor:
@@ -133,25 +140,20 @@ class TraceRecorder:
             self.distances.scatter_(2, positions.expand(len(measures), -1, -1), torch.where(committed, measures, 0.0))
 
     def _statistics(self, stats: StepStats) -> dict[str, Tensor]:
-        """A step's statistics for the trace, (B,) tensors. With several drafts per image: the sums of the first two,
-        and the means of the others."""
+        """A step's statistics for the trace, (B,) tensors."""
         draft, layout = stats.draft, stats.layout
-        accepted, offered = layout.inside(stats, (draft.valid * draft.tree.depth).amax(1), self.total)
+        accepted, reach = layout.inside(stats, self.total)
         q, p = draft.probs[:, 0], layout.chains(stats.target.p)[:, 0]  # the root is the first inner node
         top1 = p.argmax(-1, keepdim=True)
         hits = q.topk(min(3, q.shape[-1]), dim=-1).indices == top1
-        means = {
-            "first": stats.verdict.first,
-            "tv": 0.5 * sum_last((q - p).abs()),
-            "top1": hits[:, 0],
-            "top3": hits.any(-1),
-        }
-        drafts = layout.images(offered > 0)
+        means = {"first": stats.verdict.first, "tv": 0.5 * sum_last((q - p).abs()), "top1": hits[:, 0]}
+        drafts, wide = layout.images(reach > 0), layout.images((reach > 0) & ((q > 0).sum(-1) >= 3))
         num_drafts = drafts.sum(1).clamp_min(1)
         return {
             "accepted": layout.images(accepted).sum(1),
-            "offered": layout.images(offered).sum(1),
+            "reach": layout.images(reach).sum(1),
             **{name: (layout.images(x).float() * drafts).sum(1) / num_drafts for name, x in means.items()},
+            "top3": (layout.images(hits.any(-1)) & wide).sum(1) / wide.sum(1),
         }
 
     def _valid(self) -> Tensor:
@@ -178,6 +180,6 @@ class TraceRecorder:
     def trace(self) -> Trace:
         inside = slice(self.total)
         columns = dict(zip(self.names[len(_SUMS) :], self.steps[len(_SUMS) :, :, inside].clone(), strict=True))
-        columns |= {name: columns[name].long() for name in ("accepted", "offered")}
+        columns |= {name: columns[name].long() for name in ("accepted", "reach")}
         distances = dict(zip(_DISTANCES, self.distances[:, :, inside].clone(), strict=True))
         return Trace(**columns, **distances, log_prob=self.log_prob[:, inside].clone())

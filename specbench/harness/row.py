@@ -105,6 +105,8 @@ def _measured(
         columns |= summary.versus(records, reference, again)
         if "gamma" in config:
             columns |= summary.expected_speedup(records, reference, config.own["gamma"])
+            if config.verification == "block" or config.own["tries"] > 1:
+                columns["speedup_expected"] = None  # see `summary.expected_speedup`
         columns["baseline_run_id"] = run_id + ("" if config.is_vanilla else "/baseline")
     return columns
 

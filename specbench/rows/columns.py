@@ -97,7 +97,7 @@ _LIKELIHOOD = {
     "emitted_ratio_max": "maximum ratio of an emitted token's probability to the target's at any node, over all tokens"
     " that could have been emitted and all images",
     "emitted_log_ratio": "JSON list over the depths 1, 2, ... of a draft: natural logarithm of that ratio, mean over"
-    " images of their means over nodes (the log k of a band)",
+    " images of their means over nodes (the log k of a band). Older rows of trees: see acceptance_rate",
 }
 
 
@@ -107,11 +107,13 @@ _SPEED = {
     "steps": "target forward passes of the decode phase, mean over images",
     "step_compression": "tokens per image / steps",
     "acceptance_rate": "accepted / verified draft tokens of the accepted path and the first rejected one after it, over"
-    " all images. A depth of a tree counts once, whichever candidates it has",
+    " all images. A depth of a tree counts once, whichever candidates it has. Rows up to commit 3f95c7a9 also count a"
+    " path that ends at a leaf, above the deepest one, as a rejection",
     "draft_acceptance_rate": "accepted / all drafted tokens, including siblings and those below a rejected one",
     "draft_tokens": "draft tokens that the target reads / target forward passes of the decode phase, over all images",
     "acceptance_by_depth": "JSON list over the depths 1, 2, ... of a draft: accepted / verified tokens, where a token"
-    " is verified if the depths above it were accepted",
+    " is verified if the depths above it were accepted; empty where steps add tokens in several rows. Older rows: see"
+    " acceptance_rate",
     "accepted_histogram": "JSON list: shares of the steps that accepted 0, 1, 2, ... draft tokens, over all images",
     "drafted_by_position": "JSON list over an image's tokens: share of the images in which it was an accepted draft"
     " token; empty where steps add tokens in several rows",
@@ -121,8 +123,11 @@ _SPEED = {
     "draft_tv": "total variation between the drafter's and the target's distribution of the next token, mean over the"
     " same steps",
     "draft_top1": "share of the same steps in which the drafter's top-1 next token is the target's top-1",
-    "draft_top3": "share of the same steps in which the target's top-1 is in the drafter's top-3",
-    "draft_passes": "forward passes of a drafter network in the steps, mean over images",
+    "draft_top3": "share of the same steps in which the target's top-1 is in the drafter's top-3, over the steps whose"
+    " draft distribution has at least 3 tokens of positive probability; empty without one (temperature 0)."
+    " Rows up to commit 3f95c7a9 are over all of the steps",
+    "draft_passes": "forward passes of a drafter network in the steps, mean over images; for continuous tokens one per"
+    " position of a draft inside the image",
     "residual_tries": "proposals for the token after a rejection, mean over all rejections (continuous tokens)",
     "proposals_mean": "proposals of the target / verified positions, over all images (continuous tokens)",
     "proposals_max": "maximum number of proposals for one token",
@@ -137,7 +142,8 @@ _SPEED = {
     "timing_valid": f"true if at least 4 pairs give a standard error, and speedup_shift is noise or at most"
     f" {SHIFT_BOUND:g}; tables mark the seconds of other rows",
     "draft_cost": "seconds to draft a token / seconds of vanilla AR for one, same batch size (c in CSpD's Eq. 35)",
-    "speedup_expected": "CSpD's Eq. 35 from acceptance_rate, gamma and draft_cost",
+    "speedup_expected": "CSpD's Eq. 35 from acceptance_rate, gamma and draft_cost; empty for verification=block and"
+    " tries > 1, which it does not describe",
     "latency_s_mean": "decode seconds of one image at batch 1, first target forward to last token, mean over images",
     "latency_s_std": "its standard deviation over images",
     "latency_s_p50": "its median",

@@ -114,14 +114,16 @@ class Record:
     # Its steps (`decoding.image_statistics`). Statistics of drafts are over the steps with a draft; None without
     # drafts.
     accepted_per_step: list[int]  # draft tokens accepted inside the image
-    accepted_by_depth: list[int]  # steps that accepted a draft token at depth 1, 2, ...
-    verified_by_depth: list[int]  # steps that verified one at depth 1, 2, ...: offered, and those above it accepted
+    accepted_by_depth: list[int]  # steps that accepted a draft token at depth 1, 2, ...; with several drafts in a
+    # step (PJD): at least 1, 2, ... tokens, so that only their sum has a meaning
+    verified_by_depth: list[int]  # steps that verified one there: those above it were accepted
     log_prob_mean: float | None = None  # natural-log probability of a token under the target, mean over the tokens;
     log_prob_std: float | None = None  # its standard deviation. With guidance and temperature, before top-k and top-p
     draft_tv: float | None = None  # total variation of drafter's and target's next-token distributions, mean of drafts
     first_accept: float | None = None  # probability with which the rule keeps the first candidate, mean of drafts
     draft_top1: float | None = None  # share of drafts whose top-1 next token is the target's top-1
-    draft_top3: float | None = None  # share of drafts with the target's top-1 in their top-3
+    draft_top3: float | None = None  # share of the drafts whose distribution has at least 3 tokens of positive
+    draft_top3_steps: int | None = None  # probability, with the target's top-1 in their top-3; and how many these are
     # The distance between the distributions that its tokens were emitted from and the target's (see
     # `decoding.emitted`), means over tokens: total variation; KL divergence in nats, None if it is infinite; mass where
     # the target has none; the divergence the other way round, KL(target || emitted), and the target's mass on tokens
@@ -158,8 +160,8 @@ class Record:
     @property
     def verified(self) -> int:
         """Draft tokens that were verified: those that were accepted, and the first rejected one after them. A depth of
-        a tree counts once."""
-        return self.drafted if self.made is not None else sum(self.verified_by_depth)
+        a tree counts once, whichever candidates it has."""
+        return sum(self.verified_by_depth)
 
     @property
     def all_drafted(self) -> int:

@@ -169,9 +169,9 @@ def _std(values: Sequence[float]) -> float | None:
 def columns(images: Sequence[Record], raster: bool = True) -> Columns:
     """The row's columns of the steps and tokens of some images. Columns of drafts are None if nothing was drafted.
 
-    raster: a step's tokens follow each other, so the position of every accepted token is known.
+    raster: a step's tokens follow each other, so the position and the depth of every accepted token are known.
     """
-    by_depth = acceptance_by_depth(images)
+    by_depth = acceptance_by_depth(images) if raster else np.zeros(0)
     columns: Columns = {}
     if images[0].drafts is None:  # a continuous token has a density, not a probability
         log_prob, std = log_probability(images)
@@ -197,9 +197,11 @@ def columns(images: Sequence[Record], raster: bool = True) -> Columns:
         columns |= with_errors({"proposals_mean": ratio(tried, verified, prompts)})
         columns["proposals_max"] = max(max(r.tries or (0,)) for r in images)
         columns["residual_fallbacks"] = sum(r.fallbacks or 0 for r in images)
-    drafted = np.mean([is_accepted_draft(r) for r in images], 0) if raster and len(by_depth) else None
-    drafts = ("first_accept", "draft_tv", "draft_top1", "draft_top3")
-    means = {name: _mean_over_drafts(images, name) for name in drafts}
+    drafted = np.mean([is_accepted_draft(r) for r in images], 0) if len(by_depth) else None
+    # A draft offers a token at depth 1, so that the first entry counts the drafts.
+    drafts = [(r.verified_by_depth or [0])[0] for r in images]
+    means = {name: _mean_over(images, name, drafts) for name in ("first_accept", "draft_tv", "draft_top1")}
+    means["draft_top3"] = _mean_over(images, "draft_top3", [r.draft_top3_steps or 0 for r in images])
     return (
         columns
         | with_errors({**means, "draft_passes": mean([r.draft_passes for r in images], by_prompt(images))})
@@ -232,9 +234,10 @@ def _frontier(images: Sequence[Record], means: Mapping[str, Any]) -> Columns:
 def expected_speedup(images: Sequence[Record], vanilla: Sequence[Record], gamma: int) -> dict[str, float]:
     """CSpD's Eq. 35, (1 - a^(gamma + 1)) / ((1 - a) (gamma c + 1)), with a the share of verified drafts that were
     accepted, and c the time to draft a token over vanilla's time for one, both in the timed pairs. The result includes
-    c; it is empty if nothing was drafted, or without pairs."""
+    c; it is empty if nothing was drafted, or without pairs. The equation is of chains that are verified token by
+    token."""
     paired = [i for pair in timing.pairs(images, vanilla) for i in pair.images]
-    drafted, verified = sum(images[i].made or 0 for i in paired), sum(r.drafted for r in images)
+    drafted, verified = sum(images[i].made or 0 for i in paired), sum(r.verified for r in images)
     if not drafted or not verified:
         return {}
     cost = sum(images[i].draft_s or 0.0 for i in paired) / drafted
@@ -256,12 +259,12 @@ def _list(values: np.ndarray) -> list[float | None]:
     return [None if math.isnan(v) else round(float(v), 4) for v in values]
 
 
-def _mean_over_drafts(images: Sequence[Record], statistic: str) -> Estimate:
-    """Mean over all steps with a draft of all images; None without drafts, or without this statistic."""
-    # A draft offers a token at depth 1, so that the first entry counts the drafts.
-    drafts = [((r.verified_by_depth or [0])[0], getattr(r, statistic)) for r in images]
-    weights = [0 if f is None else n for n, f in drafts]
-    return ratio([n * (f or 0.0) for n, f in drafts], weights, by_prompt(images))
+def _mean_over(images: Sequence[Record], statistic: str, counts: Sequence[int]) -> Estimate:
+    """Mean over the drafts of all images, of which each has `counts`; None without drafts, or without this
+    statistic."""
+    values = [getattr(r, statistic) for r in images]
+    weights = [0 if f is None else n for n, f in zip(counts, values, strict=True)]
+    return ratio([n * (f or 0.0) for n, f in zip(counts, values, strict=True)], weights, by_prompt(images))
 
 
 def _over_tokens(images: Sequence[Record], means: Sequence[float | None]) -> Estimate:
@@ -292,8 +295,8 @@ def acceptance_by_depth(images: Sequence[Record]) -> np.ndarray:
     """Share (D,) of the verified draft tokens at depth 1, ..., D that were accepted; D: the deepest verified depth, 0
     if nothing was drafted.
 
-    Conditional on the depths before: they were accepted. In a tree a depth is one event, whichever candidate is kept,
-    and an accepted path that ends before the tree does counts as rejected at the next depth.
+    Conditional on the depths before: they were accepted. In a tree a depth is one event, whichever candidate is kept.
+    A path that ends at a leaf has no rejection.
     """
     lists = [(r.accepted_by_depth, r.verified_by_depth) for r in images]
     accepted, verified = np.zeros((2, max(len(v) for _, v in lists)))

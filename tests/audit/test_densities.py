@@ -265,7 +265,7 @@ def test_the_first_draft_is_counted_wherever_it_begins() -> None:
         step = round(4 * prefill)
         assert row["accepted_length"] == pytest.approx(1 + float(out.trace.accepted[:, step].double().mean()))
         assert row["tokens_per_step"] == pytest.approx(float((4 / out.steps.double()).mean()))
-        assert row["acceptance_rate"] == pytest.approx(float(out.accepted.sum() / out.drafted.sum()))
+        assert row["acceptance_rate"] == pytest.approx(float(out.accepted.sum() / out.trace.verified.sum()))
     row = row_of("d1t4", 1000, prefill=1.0)
     assert (row["accepted_length"], row["tokens_per_step"], row["fallbacks"]) == (1, 1, 0)
     assert row["acceptance_rate"] is row["proposals"] is None

@@ -39,6 +39,7 @@ class Simulation:
         self.rng = tiny.rng(image + 1).rows(torch.tensor([image]))
         self.rows = [Row(number) for number in range(len(tables) // SIDE)]
         self.steps, self.extra = 0, False
+        self.accepted, self.rejected = 0, 0  # draft tokens
 
     def key(self, row: Row) -> Tensor:
         return torch.tensor([self.steps * self.chains + row.number % self.chains])
@@ -131,7 +132,9 @@ class Simulation:
         latest = row.latest
         for n, (token, q) in enumerate(tested):
             if u[0, n + 1] >= (p[n][token] / q[token]).clamp_max(1):
+                self.rejected += 1
                 break
+            self.accepted += 1
             gained.append(token)
             latest = q
         accepted = len(gained)
@@ -166,6 +169,9 @@ def test_every_token_is_the_simulations(window: int, lead: int, released: bool) 
     config = DecoderConfig(TabularTarget(tables), drafter, rules.exact(), Sampling())
     out = decode(config, None, tiny.rng(IMAGES))
     for image in range(IMAGES):
-        tokens, steps = Simulation(tables, image, window, lead, 0.5, released).run()
+        simulation = Simulation(tables, image, window, lead, 0.5, released)
+        tokens, steps = simulation.run()
         assert out.tokens[image].tolist() == tokens
         assert out.steps[image] == steps
+        verified = simulation.accepted + simulation.rejected  # several rows can reject a token in one pass
+        assert (int(out.accepted[image]), int(out.trace.reach[image].sum())) == (simulation.accepted, verified)

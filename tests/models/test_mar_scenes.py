@@ -167,6 +167,16 @@ def test_random_weights_run_from_words_to_a_row(tiny, tmp_path, home, monkeypatc
     assert [record["prompt"] for record in records] == [item.prompt for item in load("n=2")]
 
 
+def test_equation_35_is_of_chains_that_are_verified_token_by_token(tiny, tmp_path, home):
+    words = ["run", "model=mar_scenes", "weights=random", "data=scenes_classes", "method=cspd", "gamma=2"]
+    words += ["n=2", "cfg_scale=1", "diffusion_steps=2", "warmup=0", "metrics=[]"]
+    for number, (more, known) in enumerate((("tries=1", True), ("tries=2", False), ("verification=block", False))):
+        assert cli.main([*words, more, f"out={tmp_path}/{number}"]) == 0
+        row = row_of(tmp_path / str(number))
+        assert row["draft_cost"] > 0
+        assert (row["speedup_expected"] is not None) == known
+
+
 def test_absent_weights_are_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(registry, "ASSETS", tmp_path)
     for method, file in (("vanilla", "scenes_mar.safetensors, scenes_kl"), ("cspd", "scenes_mar_draft")):

@@ -18,33 +18,35 @@ from specbench.decoding.continuous import ContinuousTrace
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.image_statistics import of_images
 from specbench.decoding.loop import DecoderConfig, decode
+from specbench.decoding.parallel_positions import Raster
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.trace import Trace
-from specbench.decoding.trees import chain_paths
+from specbench.decoding.trace import StepStats, Trace
+from specbench.decoding.trees import build, chain_paths
+from specbench.decoding.verify import Draft, VerificationResult
 from specbench.rows import summary
 from specbench.rows.columns import _ESTIMATES, COLUMNS, NUMBERS, stderr_of
 from specbench.rows.journal import Record, from_line, to_line
 
 
 def trace(outside: float = 0.0, missed: float = 0.0) -> Trace:
-    """Two images of 3x3 tokens. The first takes four steps: two of three tokens kept; no draft; one kept; three kept,
-    which end the image. Its last token has mass `outside` where the target has none, and the one before misses
-    `missed` of the target's mass. The second image has no drafts."""
-    accepted, offered, first, tv = torch.zeros(4, 2, 9)
+    """Two images of 3x3 tokens. The first takes four steps: two of three tokens kept; no draft; one kept, of a draft
+    whose distribution has fewer than 3 tokens; three kept, which end the image. Its last token has mass `outside` where
+    the target has none, and the one before misses `missed` of the target's mass. The second image has no drafts."""
+    accepted, reach, first, tv = torch.zeros(4, 2, 9)
     accepted[0, :4] = torch.tensor([2, 0, 1, 3])
-    offered[0, :4] = torch.tensor([3, 0, 3, 3])
+    reach[0, :4] = torch.tensor([3, 0, 2, 3])
     first[0, :4] = torch.tensor([1.0, 0.0, 0.5, 0.75])
     tv[0, :4] = torch.tensor([0.25, 0.0, 0.5, 0.125])
-    top1, top3 = torch.zeros(2, 2, 9, dtype=torch.bool)
-    top1[0, 0] = True
-    top3[0, :3:2] = True
+    top1, top3 = torch.zeros(2, 2, 9)
+    top1[0, 0] = top3[0, 0] = 1
+    top3[0, 2] = torch.nan
     log_prob = torch.stack([-torch.arange(1.0, 10), torch.full((9,), -2.0)])
     distances = torch.zeros(7, 2, 9)
     distances[:6, 0] = torch.tensor([0.25, 0.5, 0, 0.75, 0, 0.25])[:, None]
     distances[2, 0, 8], distances[4, 0, 7] = outside, missed
     distances[6] = torch.tensor([[2.0, 4, 8, 1, 2, 4, 2, 4, 8], [1] * 9])  # two to the power of the depth
-    return Trace(accepted.long(), offered.long(), first, tv, top1, top3, log_prob, *distances)
+    return Trace(accepted.long(), reach.long(), first, tv, top1, top3, log_prob, *distances)
 
 
 def images(batch_trace: Trace, steps: list[int], passes: int = 0) -> list[Record]:
@@ -67,7 +69,8 @@ def test_the_fields_of_a_record() -> None:
         "draft_tv": pytest.approx(0.875 / 3, rel=1e-5),
         "first_accept": 0.75,
         "draft_top1": pytest.approx(1 / 3, rel=1e-5),
-        "draft_top3": pytest.approx(2 / 3, rel=1e-5),
+        "draft_top3": 0.5,
+        "draft_top3_steps": 2,
         "emitted_tv": 0.25,
         "emitted_kl": 0.5,
         "emitted_outside": 0.0,
@@ -87,6 +90,7 @@ def test_the_fields_of_a_record() -> None:
         **dict.fromkeys(["emitted_" + name for name in "tv kl outside kl_reverse missed kl_optimal".split()], 0.0),
         "emitted_ratio_max": 1.0,
         "emitted_log_ratio": [],
+        "draft_top3_steps": 0,
         "draft_passes": 45,
     }
     for fields in (drafted, plain):
@@ -112,7 +116,7 @@ def test_the_columns_of_a_row() -> None:
         "first_accept": 0.75,  # over the three steps with a draft; the second image has no draft
         "draft_tv": 0.875 / 3,
         "draft_top1": 1 / 3,
-        "draft_top3": 2 / 3,
+        "draft_top3": 1 / 2,  # over two of them
         "draft_passes": 32.5,
     }
     assert {k: row[k] for k in expected} == pytest.approx(expected, rel=1e-5)
@@ -131,7 +135,9 @@ def test_the_columns_of_a_row() -> None:
     errors |= {f"{name}_stderr": None for name in of_drafts}  # only one image has drafts
     assert {k: row[k] for k in errors} == pytest.approx(errors)
     assert row["drafted_by_position"] == [0.5, 0.5, 0, 0, 0.5, 0, 0.5, 0.5, 0.5]  # all from the first image
-    assert {k for k, v in summary.columns(made, raster=False).items() if v != row[k]} == {"drafted_by_position"}
+    in_rows = summary.columns(made, raster=False)
+    assert {k for k, v in in_rows.items() if v != row[k]} == {"drafted_by_position", "acceptance_by_depth"}
+    assert in_rows["acceptance_by_depth"] is in_rows["drafted_by_position"] is None
     assert row["acceptance_by_step"] is None  # discrete tokens are generated in the order of their positions
     assert row["emitted_log_ratio"] == [0.6931, 1.3863, 2.0794]
     others = "emitted_log_ratio acceptance_by_depth accepted_histogram drafted_by_position acceptance_by_step".split()
@@ -326,6 +332,42 @@ def test_the_statistics_of_a_chain_agree_with_each_other() -> None:
     assert 0 < row["draft_top1"] < row["draft_top3"] <= 1
 
 
+def test_a_path_that_ends_at_a_leaf_has_no_rejection() -> None:
+    """Token 1 has the child token 3, token 2 has none. (Such a leaf once counted as rejected at depth 2.)"""
+    tree = build([(0,), (1,), (0, 0)])
+    cases = {  # the accepted path, the room in the image, the valid nodes -> tokens accepted and verified
+        ((), 4, (1, 2, 3)): (0, 1),
+        ((1,), 4, (1, 2, 3)): (1, 2),
+        ((2,), 4, (1, 2, 3)): (1, 1),
+        ((1, 3), 4, (1, 2, 3)): (2, 2),
+        ((1,), 1, (1, 2, 3)): (1, 1),  # token 3 is outside the image
+        ((1, 3), 1, (1, 2, 3)): (1, 1),
+        ((1,), 4, (1, 2)): (1, 1),
+        ((), 4, ()): (0, 0),
+    }
+    rows, total = len(cases), 10
+    paths = torch.tensor([[*path, *[(0, *path)[-1]] * (2 - len(path))] for path, _, _ in cases])
+    valid = torch.tensor([[node in (0, *nodes) for node in range(4)] for _, _, nodes in cases])
+    tokens, nothing = torch.zeros(rows, 4, dtype=torch.int64), torch.zeros(rows, 0)
+    length = torch.tensor([len(path) for path, _, _ in cases])
+    committed = torch.tensor([total - room for _, room, _ in cases])
+    verdict = VerificationResult(paths, length, tokens, nothing, nothing)
+    layout, draft = Raster(tree, committed), Draft(tree, tokens, nothing, valid)
+    stats = StepStats(draft, layout, verdict, None, committed, length, length > 0)  # type: ignore[arg-type]
+    assert torch.stack(layout.inside(stats, total), 1).tolist() == [list(counts) for counts in cases.values()]
+
+
+def test_three_likely_tokens_are_asked_only_of_distributions_that_have_them() -> None:
+    """At temperature 0 a draft's distribution is a point mass, and two more tokens would be arbitrary."""
+    config = DecoderConfig(TabularTarget(P), TabularDrafter(Q, chain_paths(3)), rules.exact(), Sampling(temperature=0))
+    out = decode(config, None, RandomStreams([(0, 0)]))
+    [image] = images(out.trace, out.steps.tolist())
+    assert (image.draft_top3, image.draft_top3_steps) == (None, 0)
+    row = summary.columns([image])
+    assert row["draft_top1"] is not None
+    assert row["draft_top3"] is None
+
+
 def test_the_perplexity_is_the_entropy_of_the_target() -> None:
     probs = sequence_probs(P).double()
     surprise = -probs.clamp_min(1e-300).log()
@@ -370,13 +412,15 @@ def test_the_record_of_an_image_of_vectors() -> None:
     assert fields["accepted_by_depth"] == [2, 2, 1]
     assert fields["drafts"] == ".110111.0"
     assert fields["first_accept"] == pytest.approx((0.5 + 1 + 0.25) / 3, rel=1e-5)
-    assert (fields["draft_passes"], fields["tries"], fields["fallbacks"], fields["made"]) == (9, [2, 5], 1, 7)
+    assert (fields["draft_passes"], fields["tries"], fields["fallbacks"], fields["made"]) == (7, [2, 5], 1, 7)
     assert fields["draft_s"] == 0.75
     row = summary.columns([vector_record(), replace(vector_record(), index=1)])
     assert (row["residual_tries"], row["residual_fallbacks"]) == (3.5, 2)
     assert row["residual_tries_stderr"] == 0  # the two images are the same image
     assert "perplexity" not in row  # a density is not a probability
     assert row["draft_tv"] is None
+    # a block decides with the tokens after the rejection, and none of them is verified by itself
+    assert summary.speed([vector_record(drafted=12)])["acceptance_rate"] == 5 / 7
     assert row["acceptance_by_depth"] == [round(2 / 3, 4), 1.0, 0.5]
     assert row["drafted_by_position"] == [1, 0, 1, 0, 0, 0, 1, 1, 1]
     assert row["acceptance_by_step"] == [None, 1, 1, 0, 1, 1, 1, None, 0]
