@@ -95,7 +95,7 @@ _LIKELIHOOD = {
     "emitted_kl_ratio": "emitted_kl / emitted_kl_optimal: 1 is the frontier; empty if both are rounding errors"
     f" ({FLOAT32:g} nats)",
     "emitted_ratio_max": "maximum ratio of an emitted token's probability to the target's at any node, over all tokens"
-    " that could have been emitted and all images",
+    " that could have been emitted and all images; empty where it is infinite",
     "emitted_log_ratio": "JSON list over the depths 1, 2, ... of a draft: natural logarithm of that ratio, mean over"
     " images of their means over nodes (the log k of a band). Older rows of trees: see acceptance_rate",
 }

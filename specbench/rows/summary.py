@@ -223,7 +223,7 @@ def _frontier(images: Sequence[Record], means: Mapping[str, Any]) -> Columns:
         least = [r.tokens * (r.emitted_kl_optimal or 0) for r in images]
         columns |= with_errors({"emitted_kl_ratio": ratio(spent, least, by_prompt(images))})
     largest = [r.emitted_ratio_max for r in images]
-    if None not in largest:
+    if None not in largest and not any(r.emitted_outside for r in images):  # else it is infinite
         columns["emitted_ratio_max"] = max(x for x in largest if x is not None)
         depths = [r.emitted_log_ratio or [] for r in images]
         by_depth = [[x for x in values if x is not None] for values in zip_longest(*depths)]

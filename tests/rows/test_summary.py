@@ -99,6 +99,13 @@ def test_the_fields_of_a_record() -> None:
     assert len(repr(drafted["log_prob_std"])) <= 8
 
 
+def test_no_largest_ratio_is_given_where_it_is_infinite() -> None:
+    """If a token is emitted that the target never gives."""
+    first, *others = images(trace(), [4, 9], 5)
+    made = [replace(first, emitted_outside=0.01), *others]
+    assert summary.columns(made).get("emitted_ratio_max") is None
+
+
 def test_the_columns_of_a_row() -> None:
     made = images(trace(), [4, 9], 5)
     row = summary.columns(made)
