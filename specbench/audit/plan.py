@@ -316,9 +316,8 @@ def _configuration(arguments: Sequence[str], continuous: bool) -> RunConfig:
     """The checked configuration of one method, with draft tables of the shape in the arguments."""
     if continuous:
         name = next(name for name in parameters.choices("model") if parameters.is_continuous("model", name))
-        return configuration.compose(
-            [*arguments, f"model={name}", "weights=random"]
-        )  # the model only serves to check the parameters
+        # The model only serves to check the parameters.
+        return configuration.compose([*arguments, f"model={name}", "weights=random"])
     keys = {_key(argument) for argument in arguments}
     if "drafter" not in keys and keys & {"window", "tree"}:
         base = configuration.compose(

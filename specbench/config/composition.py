@@ -103,7 +103,7 @@ def _contents(group: str, name: str, seen: set[str]) -> Iterator[dict[str, Any]]
 
 
 def _file(group: str, name: str) -> tuple[list[Any], dict[str, Any]]:
-    """A file's list of defaults, and its values at the place that its package names."""
+    """A file's list of defaults, and its values under the key that its package names."""
     return _read(parameters.file_of(group, name), group)
 
 

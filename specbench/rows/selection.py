@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from specbench.config import parameters
+from specbench.config import parameters, registry
 from specbench.errors import UsageError, decimal, plain, unknown
 from specbench.rows import remark_text
 from specbench.rows.columns import COLUMNS, METRICS, NUMBERS, SHOWN, Columns, Row, stderr_of
@@ -196,7 +196,7 @@ def ordered(rows: Iterable[Row], names: Sequence[str]) -> list[Row]:
     return result
 
 
-def shown(row: Row, name: str) -> str:
+def cell_text(row: Row, name: str) -> str:
     """A cell for print: a number with its spread between seeds or its standard error; "" for an empty cell."""
     cell = row.get(name)
     if cell is None:
@@ -253,13 +253,13 @@ def differing(rows: Sequence[Row]) -> list[str]:
 
 def _without_drafter(row: Row, name: str) -> str:
     """A cell as text; for weights, only the model's."""
-    cell = row.get(name)
-    return "" if cell is None else str(cell).partition("+")[0] if name == "weights" else str(cell)
+    text = _plain(row.get(name))
+    return registry.target_weights(text) if name == "weights" else text
 
 
 def as_table(rows: Iterable[Row], columns: Sequence[str], markdown: bool = False) -> str:
     """Rows as aligned text, with cells cut at 40 characters, or as a Markdown table."""
-    lines = [[shown(row, name) for name in columns] for row in rows]
+    lines = [[cell_text(row, name) for name in columns] for row in rows]
     if markdown:
         lines = [[cell.replace("|", "\\|") for cell in line] for line in lines]
         return "\n".join("| " + " | ".join(line) + " |" for line in (columns, ["---"] * len(columns), *lines))

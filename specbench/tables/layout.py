@@ -232,8 +232,8 @@ class _Builder:
             why = self.table.no_run(line, model) or f"Not measured yet; to measure it: {self.command}"
             return TableEntry(line.label, "measured", model, (), (notes.gap(why),) * len(columns))
         cells = tuple(self._measured_cell(line, column, row) for column in columns)
-        told = [remark_text.said(r) for r in remarks_of(row) if r.column not in COLUMNS]
-        marks = tuple(notes.mark(f"Remark of the run: {text}.") for text in told)
+        texts = [remark_text.said(r) for r in remarks_of(row) if r.column not in COLUMNS]
+        marks = tuple(notes.mark(f"Remark of the run: {text}.") for text in texts)
         return TableEntry(line.label, "measured", model, marks, cells, row_id=row.get("run_id", ""))
 
     def _measured_cell(self, line: Line, column: Column, row: Cells) -> TableCell:

@@ -145,10 +145,10 @@ class TablePlan(Plan[TableRun]):
     def with_images(self, run: TableRun) -> Path | None:
         """The folder with the images of a run's row: its own, or that of the same run in another table; None if both
         are missing."""
-        places = [run.folder]
+        folders = [run.folder]
         if self.results is not None and not run.folder.exists():
-            places = sorted(self.home.parents[1].glob(f"*/{self.home.name}/*-{run.folder.name.rpartition('-')[2]}"))
-        return next((place for place in places if run.row is not None and _is_of(place, run.row)), None)
+            folders = sorted(self.home.parents[1].glob(f"*/{self.home.name}/*-{run.folder.name.rpartition('-')[2]}"))
+        return next((folder for folder in folders if run.row is not None and _is_of(folder, run.row)), None)
 
     # --- tests between lines ------------------------------------------------------------------------------------------
 
@@ -256,7 +256,7 @@ class TablePlan(Plan[TableRun]):
         return f"{self.table.id:20} {state:14} {f'{have}/{need}':>5} rows  {self.table.title}{hours}"
 
 
-def pooled_row(runs: Sequence[TableRun], in_batches: bool = False) -> Cells | None:
+def pooled_row(runs: Sequence[TableRun], in_batches: bool) -> Cells | None:
     """The row of a printed line. Seconds come from the further runs that measure them, if there are any. in_batches:
     leaves out the remark of every run of a suite that it decoded in batches, which does not apply to these."""
     quality = [run.row for run in runs if run.row is not None and not run.seconds]

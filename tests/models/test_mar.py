@@ -301,8 +301,8 @@ def test_the_bound_is_least_at_the_true_variance_and_leaves_the_mean_alone():
     last = torch.zeros(4, dtype=torch.int64)
     x = s.noised(x0, noise, last)
     off = noise + torch.tensor([0.0, 0.5, -1.0])
-    law = torch.distributions.Normal(s.x0(x, off, last), (0.5 * s.log_betas[0]).exp())
-    bits = -(law.cdf(x0 + 1 / 255) - law.cdf(x0 - 1 / 255)).log2().mean(1)
+    normal = torch.distributions.Normal(s.x0(x, off, last), (0.5 * s.log_betas[0]).exp())
+    bits = -(normal.cdf(x0 + 1 / 255) - normal.cdf(x0 - 1 / 255)).log2().mean(1)
     torch.testing.assert_close(mar_loss.bound(s, x0, x, off, torch.ones_like(x0), last), bits)
 
 
@@ -316,9 +316,9 @@ def test_training_masks_have_one_share_and_random_positions():
         shares.append(int(count[0]) / 1000)
     assert 0.7 <= min(shares) < 0.71
     assert 0.99 < max(shares) <= 1
-    law = torch.distributions.Normal(0.0, 1.0)  # of the share's distance from 1, in units of 0.25, cut at 1.2
-    low = law.cdf(torch.tensor(-1.2))
-    peak = [float(law.log_prob(torch.tensor(x)).exp()) for x in (-1.2, 0.0)]
+    normal = torch.distributions.Normal(0.0, 1.0)  # of the share's distance from 1, in units of 0.25, cut at 1.2
+    low = normal.cdf(torch.tensor(-1.2))
+    peak = [float(normal.log_prob(torch.tensor(x)).exp()) for x in (-1.2, 0.0)]
     mean = 1 + 0.25 * (peak[0] - peak[1]) / float(0.5 - low)
     assert np.mean(shares) == pytest.approx(mean, abs=0.015)  # three standard errors
     often = torch.stack([mar_loss.masks(1, 8, rng)[0] for _ in range(300)]).float().mean(0)

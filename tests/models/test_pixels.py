@@ -309,8 +309,8 @@ def by_hand(state, cfg, codes, side):
             return x
         y = norm(f"{name}.norm", x)
         q, k, v = (conv(f"{name}.{part}", y).flatten(2) for part in "qkv")
-        law = (q.transpose(1, 2) @ k * x.shape[1] ** -0.5).softmax(-1)
-        return x + conv(f"{name}.proj_out", (v @ law.transpose(1, 2)).view_as(x))
+        probs = (q.transpose(1, 2) @ k * x.shape[1] ** -0.5).softmax(-1)
+        return x + conv(f"{name}.proj_out", (v @ probs.transpose(1, 2)).view_as(x))
 
     table = F.normalize(state["quantize.embedding.weight"], dim=-1)
     x = conv("post_quant_conv", table[codes].view(len(codes), side, side, -1).permute(0, 3, 1, 2))

@@ -25,7 +25,7 @@ from specbench.training.trainer import MicroStep, Recipe, fit
 from tools.scenes.mar_loss import masks
 
 EXAMPLES, HELD_OUT = 1600, 0.06  # images, and the share of them that is not trained on
-_UNSEEN = 1  # a seed whose pictures the pair was not trained on
+_UNSEEN = 1  # a seed whose images the pair was not trained on
 _RULE = ContinuousRule(gamma=1, criterion="path")
 _POSITIONS = 2  # positions per image whose paths are sampled
 _BATCH = 32
