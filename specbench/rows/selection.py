@@ -72,31 +72,48 @@ def pooled(rows: Sequence[Row]) -> Columns:
     if len(rows) == 1:
         return dict(rows[0])
     result: Columns = {}
-    spreads: dict[str, float] = {}
-    of_runs = remark("runs", runs=len(rows))
+    spreads: Columns = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         cells = [row.get(name) for row in rows]
+        is_condition = name in parameters.table() or name in MACHINE
         if name == "remarks":
-            first, *others = map(remarks_of, rows)
-            result[name] = as_json([of_runs, *(r for r in first if all(r in other for other in others))])
-        elif len({_plain(cell) for cell in cells}) == 1 and (name in parameters.table() or name in MACHINE):
+            result[name] = _pooled_remarks(rows)
+        elif is_condition and _agree(cells):
             result[name] = cells[0]
-        elif name not in NUMBERS or name in (*_UNPOOLED, *MACHINE) or name in parameters.table():
-            lists = [_list(cell) for cell in cells]
-            texts = dict.fromkeys(_plain(cell) for cell in cells if cell not in (None, ""))
-            result[name] = _mean_list(lists, name) if any(lists) else " / ".join(texts) or None
+        elif is_condition or name not in NUMBERS or name in _UNPOOLED:
+            result[name] = _mean_list_or_texts(cells, name)
         elif name.endswith(("_stderr", "_std")):
             result[name] = None
         else:
-            numbers = [_number(cell) for cell in cells]
-            known = [number for number in numbers if number is not None]
-            complete = len(known) == len(rows)
-            result[name] = statistics.fmean(known) if complete else None
-            if complete:
-                spreads[spread_of(name)] = statistics.stdev(known)
-    if len({_plain(row.get("timing_valid")) for row in rows}) > 1:
+            numbers = [number for cell in cells if (number := _number(cell)) is not None]
+            if len(numbers) < len(rows):
+                result[name] = None
+            else:
+                result[name] = statistics.fmean(numbers)
+                spreads[spread_of(name)] = statistics.stdev(numbers)
+    if not _agree([row.get("timing_valid") for row in rows]):
         result["timing_valid"] = "false"
     return result | spreads | {"seeds": len(rows)}
+
+
+def _agree(cells: Sequence[Any]) -> bool:
+    return len({_plain(cell) for cell in cells}) <= 1
+
+
+def _pooled_remarks(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The number of rows, then the remarks of the first row that all others have, too."""
+    first, *others = map(remarks_of, rows)
+    shared = [r for r in first if all(r in other for other in others)]
+    return as_json([remark("runs", runs=len(rows)), *shared])
+
+
+def _mean_list_or_texts(cells: Sequence[Any], name: str) -> str | None:
+    """The means of lists of numbers; for other cells every text once, None if all are empty."""
+    lists = [_list(cell) for cell in cells]
+    if any(lists):
+        return _mean_list(lists, name)
+    texts = dict.fromkeys(_plain(cell) for cell in cells if cell not in (None, ""))
+    return " / ".join(texts) or None
 
 
 def _list(cell: Any) -> list[float | None]:

@@ -19,7 +19,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 
 import yaml
@@ -363,53 +363,60 @@ def _of_cell(
 ) -> list[TableRun]:
     """The runs of the lines. In a suite after the vanilla AR runs that they need: one for every sampling of the lines,
     unless a line is vanilla AR itself. Adds to `left_out` why lines have no run."""
-    parts = [*cell.group, f"seed{cell.seed}" if cell.model and cell.seed is not None else "", "seconds" * seconds]
-    place = home.joinpath(*map(_file_name, filter(None, parts)))
-
-    def planned(line: Line) -> tuple[TableRun, str]:
-        """The run of a line, and the digest of what it decodes."""
-        overrides = suite.overrides(line, cell, seconds)
-        config = configuration.compose(overrides)
-        weights = registry.weights_here(config)
-        decodes = digest(config.changed(**free), weights)
-        run = TableRun(
-            place / f"{bounded_name(line.key)}-{decodes}",
-            config,
-            line.key,
-            line.label,
-            tuple(overrides),
-            suite.table.rows_of,
-            weights,
-            _needs(suite.table, seconds),
-            asked=configuration.names_metrics(overrides),
-            cell=cell,
-            seconds=seconds,
-        )
-        return run, decodes
-
-    alone: list[TableRun] = []  # of a table
+    plan = partial(_of_line, suite=suite, cell=cell, home=home, free=free, seconds=seconds)
+    without_baseline: list[TableRun] = []
     runs: dict[str, TableRun] = {}  # of a suite, by the digest of what they decode
-    vanillas: dict[str, TableRun] = {}
-    needed: dict[str, str] = {}  # digest of a run -> of its vanilla AR
+    vanillas: dict[str, TableRun] = {}  # that these are compared with, in the same way
+    vanilla_of: dict[str, str] = {}  # digest of a run -> of its vanilla AR
     for line in suite.table.lines:
         try:
             if why := suite.table.no_run(line, suite.model(cell), suite.models[cell.model]):
                 left_out.append(f"{line.label} has no run on {cell.model}: {why.rstrip('.')}")
                 continue
-            run, decodes = planned(line)
+            decodes, run = plan(line)
             if not suite.baseline:
-                alone.append(run)
+                without_baseline.append(run)
                 continue
-            vanilla, needed[decodes] = planned(_vanilla(suite, line, cell))
+            vanilla_decodes, vanilla = plan(_vanilla(suite, line, cell))
         except UsageError as e:
             raise UsageError(f"line {line.key} on {cell.model}: {e}") if cell.model else e from None
         if decodes in runs:
             raise UsageError(f"lines {runs[decodes].key} and {line.key} of {suite.table.id} are the same run")
         runs[decodes] = run
-        vanillas.setdefault(needed[decodes], vanilla)
-    vanillas |= {decodes: runs[decodes] for decodes in vanillas if decodes in runs}
-    others = [(vanillas[needed[decodes]], run) for decodes, run in runs.items() if decodes not in vanillas]
-    return [*alone, *vanillas.values(), *(replace(run, reference=vanilla.folder) for vanilla, run in others)]
+        vanillas.setdefault(vanilla_decodes, vanilla)
+        vanilla_of[decodes] = vanilla_decodes
+
+    # A line that is vanilla AR itself is the run that the others are compared with.
+    references = {decodes: runs.get(decodes, vanilla) for decodes, vanilla in vanillas.items()}
+    compared = [
+        replace(run, reference=references[vanilla_of[decodes]].folder)
+        for decodes, run in runs.items()
+        if decodes not in references
+    ]
+    return [*without_baseline, *references.values(), *compared]
+
+
+def _of_line(line: Line, suite: Suite, cell: Cell, home: Path, free: Parameters, seconds: bool) -> tuple[str, TableRun]:
+    """The digest of what the run of a line decodes, and the run."""
+    overrides = suite.overrides(line, cell, seconds)
+    config = configuration.compose(overrides)
+    weights = registry.weights_here(config)
+    decodes = digest(config.changed(**free), weights)
+    folders = [*cell.group, f"seed{cell.seed}" if cell.model and cell.seed is not None else "", "seconds" * seconds]
+    run = TableRun(
+        home.joinpath(*map(_file_name, filter(None, folders)), f"{bounded_name(line.key)}-{decodes}"),
+        config,
+        line.key,
+        line.label,
+        tuple(overrides),
+        suite.table.rows_of,
+        weights,
+        _needs(suite.table, seconds),
+        asked=configuration.names_metrics(overrides),
+        cell=cell,
+        seconds=seconds,
+    )
+    return decodes, run
 
 
 def _vanilla(suite: Suite, line: Line, cell: Cell) -> Line:
