@@ -23,8 +23,8 @@ from specbench.storage.image_files import ImageArray
 N = 60
 
 
-def box_at(x: float, y: float, colour: str = "", half: float = 5) -> Detection:
-    return Detection((x - half, y - half, x + half, y + half), colour)
+def box_at(x: float, y: float, colour: str = "") -> Detection:
+    return Detection((x - 5, y - 5, x + 5, y + 5), colour)
 
 
 def own_colours(detections: Any, _: str) -> list[str]:
