@@ -5,7 +5,6 @@ and a slot its name:
     table_of_pairs('relaxed_equal', 'UniformRSD', 'Cool-SD, exponential', 'band')
     table_of_curves('relaxed', 'emitted_kl', 'EAGLE-1, chain of 5', 2.0, 2.2)
     table_of_panel('windows', 'Jacobi windows', 'step_compression', 16, 32)
-    table_of_verifications('verification_shapes', 'step_compression')
     joined_table(table('field', 'step_compression'), {'speed-up (×)': table('field_seconds', 'speedup_latency')})
 
 The functions in `WHOLE` read files and take no name, as `table_of_audit()`, or join drawn tables (`joined_table`,
@@ -122,19 +121,6 @@ def table_of_panel(plan: TablePlan, panel: str, y: str, *values: float) -> Itera
         yield [curve.label, *(cell(column, by_x[value]) if value in by_x else "—" for value in values)]
 
 
-def table_of_verifications(plan: TablePlan, y: str) -> Iterator[Sequence[str]]:
-    """y of each draft, with one column for each verification. The labels of the lines are "drafter: form,
-    verification, shape"."""
-    drafts: dict[str, dict[str, str]] = {}
-    for label, text in [*table(plan, y)][1:]:
-        form, verification, shape = label.partition(": ")[2].split(", ")
-        drafts.setdefault(f"{form} {shape}", {})[verification] = text
-    names = [*dict.fromkeys(name for cells in drafts.values() for name in cells)]
-    yield ["draft", *("token-wise" if name == "token" else name for name in names)]
-    for draft, cells in drafts.items():
-        yield [draft, *(cells.get(name, "—") for name in names)]
-
-
 def curves_at(plan: TablePlan, panel: str, y: str, value: float) -> dict[str, float | None]:
     """By label, y of the curves of a panel where the figure's x has this value, on the straight lines between their
     rows; None where a curve does not reach it. UsageError without such a panel."""
@@ -182,7 +168,7 @@ def heading(label: str) -> str:
     return label if label[1:2].isupper() or label.startswith(_PROPER) else label[:1].lower() + label[1:]
 
 
-_BY_PLAN = (table, table_of_pairs, table_of_curves, table_of_panel, table_of_verifications)
+_BY_PLAN = (table, table_of_pairs, table_of_curves, table_of_panel)
 DRAWN = {draw.__name__: draw for draw in _BY_PLAN}
 
 

@@ -182,7 +182,7 @@ def main(arguments: Sequence[str]) -> int:
     rows: list[dict[str, Any]] = []
     audited: dict[str, tuple[list[Job], list[list[Any]]]] = {}
     for mutant in mutants:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         if mutant.test:
             rows.append(tested(mutant))
         else:
@@ -192,7 +192,7 @@ def main(arguments: Sequence[str]) -> int:
             rows.append(caught(mutant, *audited[mutant.method], chosen.most))
         where = f"{rows[-1]['samples']} samples, {rows[-1]['model']}" if "samples" in rows[-1] else "NOT CAUGHT"
         where = rows[-1].get("test", where)
-        print(f"{mutant.name}: {where} ({time.perf_counter() - begun:.0f} s)", flush=True)
+        print(f"{mutant.name}: {where} ({time.perf_counter() - started:.0f} s)", flush=True)
         earlier[mutant.name] = rows[-1]
         every = [earlier[m.name] for m in MUTANTS if m.name in earlier]
         write_atomically(out, csv_text(COLUMNS, every).encode())

@@ -316,7 +316,7 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class DecodedPrompts:
-    """B images that were decoded together: pixels (B, H, W, 3) uint8; the others as in `specbench.decoding.Decoded`."""
+    """B images that were decoded together: pixels (B, H, W, 3) uint8; the others as in `decoding.batch.Decoded`."""
 
     prompts: Sequence[str]
     config: RunConfig = field(repr=False)

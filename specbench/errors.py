@@ -94,10 +94,10 @@ def steps(first: str, *others: str) -> str:
     return f"{first} (or: {'; or: '.join(others)})" if others else first
 
 
-def check_choice(name: str, value: object, choices: Sequence[str], owner: str = "") -> None:
-    """Raise UsageError unless a parameter's value is one of the choices of its owner."""
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise UsageError unless a parameter's value is one of the choices."""
     if value not in choices:
-        raise unknown(f"{name}{owner and f' of {owner}'}", str(value), choices)
+        raise unknown(name, str(value), choices)
 
 
 def values(arguments: Iterable[str], known: Collection[str], kind: str = "argument") -> dict[str, str]:

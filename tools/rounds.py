@@ -73,13 +73,6 @@ COLUMNS = {
     **WHERE,
 }
 
-#: Columns of a replayed rule that are printed, with labels and decimals.
-_SHOWN = (
-    ("tokens_per_round", "tokens per round", 3),
-    ("tokens_over_token", "over token-wise", 3),
-    ("kl", "KL", 4),
-    ("kl_over_uniform", "over UniformRSD's", 3),
-)
 ROWS = RowFile(COLUMNS, "replayed rounds")
 #: Passes in which a schedule, and the chains that reach a depth under it, converge.
 _PASSES = 20

@@ -108,14 +108,16 @@ def lumina2_sjd(t: Tensors, c: Config) -> Compared:
     ids, (rows, columns), first = c["ids"], c["latent_grid"], c["no_guidance_passes"]
     image = image_tokens(torch.arange(ids["img0"], ids["img1"] + 1), rows, columns, ids["newline"], [ids["end"]])
     prompt, tokens = t["in/prompt"][0], t["out/tokens"][0]
-    places, counts = t["out/first_place"], t["out/row_length"]
+    positions, counts = t["out/first_place"], t["out/row_length"]
     model = unified(t, c["language_model"], len(tokens))
     streams, start = [prompt, prompt[-1:]], len(prompt) + first  # the ids of the image begin there
     yield from outputs(model, streams, t)
     forced, codes = image.grammar.forced, image.grammar.codes
     session = Session(model, [torch.cat([part, tokens[:first]]) for part in streams], image.ids, forced, codes)
-    fed = zip(places[first:].tolist(), counts[first:].tolist(), t["out/input_rows"][first:], t["out/uniforms"][first:])
-    passes = [(place + 1 - start, row[1:n], u[1:n]) for place, n, row, u in fed]
+    fed = zip(
+        positions[first:].tolist(), counts[first:].tolist(), t["out/input_rows"][first:], t["out/uniforms"][first:]
+    )
+    passes = [(position + 1 - start, row[1:n], u[1:n]) for position, n, row, u in fed]
     fresh = [{count + i: max(0, x - ids["img0"]) for i, x in enumerate(row.tolist())} for count, row, _ in passes]
     drafter = BuiltIn(c["window"] - 1, plain_until=1, plain_from=c["interval_end"] - first - session.length)
     sampling = Sampling(
@@ -130,14 +132,14 @@ def lumina2_sjd(t: Tensors, c: Config) -> Compared:
 def outputs(model: Unified, streams: list[Tensor], t: Tensors) -> Compared:
     """The model's output at the last id fed in each pass, computed from whole sequences, and the position of that
     id."""
-    tokens, logits, places = torch.cat([streams[0], t["out/tokens"][0]]), [], []
-    for place, n, row in zip(t["out/first_place"].tolist(), t["out/row_length"].tolist(), t["out/input_rows"]):
-        whole = torch.cat([tokens[:place], row[:n]])
+    tokens, logits, positions = torch.cat([streams[0], t["out/tokens"][0]]), [], []
+    for position, n, row in zip(t["out/first_place"].tolist(), t["out/row_length"].tolist(), t["out/input_rows"]):
+        whole = torch.cat([tokens[:position], row[:n]])
         rows = [whole, whole[len(streams[0]) - len(streams[1]) :]]
         logits.append(torch.stack([uncached_logits(model, x[None])[0, -1] for x in rows]))
-        places.append([len(x) - 1 for x in rows])
+        positions.append([len(x) - 1 for x in rows])
     yield "raw_last_logits", torch.stack(logits)
-    yield "last_position_ids", torch.tensor(places)
+    yield "last_position_ids", torch.tensor(positions)
 
 
 def simplear_sjd(t: Tensors, c: Config) -> Compared:
@@ -148,7 +150,7 @@ def simplear_sjd(t: Tensors, c: Config) -> Compared:
     prompts = [t["in/prompt"][0], t["in/negative"][0]]
     session = Session(model, prompts, torch.arange(size), torch.full((count,), -1), size)
     rows, tokens, u = t["out/input_rows"], t["out/tokens"][0], t["out/uniforms"]
-    # from the third step on the first place that is not fixed is the root: its number is not used
+    # from the third step on the first position that is not fixed is the root: its number is not used
     rng = Recorded([torch.zeros(0), u[0], *(row[1:] for row in u[1:])], [{}] * len(rows), size)
     sampling = Sampling(c["temperature"], cfg_scale=c["cfg_scale"])
     drafter = BuiltIn(count - 1, opening="greedy")

@@ -64,8 +64,8 @@ def _safetensors(file: Path, shapes: Mapping[str, Tensor], _: str) -> Shapes:
         first = f.tell()
         f.truncate(first + end)
     content = torch.from_file(str(file), shared=True, size=first + end, dtype=torch.uint8)
-    places = {name: content[first:][slice(*header[name]["data_offsets"])] for name in shapes}
-    return {name: places[name].view(t.dtype).view(t.shape) for name, t in shapes.items()}
+    tensors = {name: content[first:][slice(*header[name]["data_offsets"])] for name in shapes}
+    return {name: tensors[name].view(t.dtype).view(t.shape) for name, t in shapes.items()}
 
 
 def _pickled(file: Path, shapes: Mapping[str, Tensor], wrapper: str) -> Shapes:

@@ -124,7 +124,7 @@ def measure(
 
 @dataclass(frozen=True)
 class Method:
-    """A decoding method on a model of discrete tokens. cfg: its flat parameters; kernels: compute its steps on
+    """A decoding method on a model of discrete tokens. cfg: its configuration; kernels: compute its steps on
     `device`, if given; outside: the functions that replaced parts of it."""
 
     cfg: RunConfig

@@ -117,9 +117,8 @@ class DensityPair:
 def built_in(name: str) -> DensityPair:
     recipe = model_recipes.DENSITIES[name]
     weights, noise = _weights(recipe, recipe.seed), _weights(recipe, 100 + recipe.seed)
-    weights["level"] = weights["level"] + torch.linspace(
-        math.log(0.25), math.log(0.5), recipe.steps
-    )  # the last step first
+    # The last step first.
+    weights["level"] = weights["level"] + torch.linspace(math.log(0.25), math.log(0.5), recipe.steps)
     near = {name: weights[name] + recipe.distance * noise[name] for name in weights}
     return DensityPair(name, DensityNetwork(recipe, weights), DensityNetwork(recipe, near))
 
@@ -185,7 +184,7 @@ def compare(a: Sequences, b: Sequences) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class DensityMethod:
-    """The decoding method; cfg: its flat parameters."""
+    """The decoding method; cfg: its configuration."""
 
     cfg: RunConfig
     rule: ContinuousRule
@@ -205,9 +204,8 @@ class DensityMethod:
             per_step += float((length / out.steps.double()).sum()) / samples
             verified += int(trace.verified.sum())
             accepted += int(out.accepted.sum())
-            proposals += [
-                number for image in trace.proposals for number in image
-            ]  # one number per token after a rejection
+            # One number per token after a rejection.
+            proposals += [number for image in trace.proposals for number in image]
             fallbacks += int(trace.fallbacks.sum())
             exercised.add_chains(trace.accepted, trace.offered, trace.start, length, self.rule.gamma)
             tokens.append(out.tokens)

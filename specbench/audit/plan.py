@@ -316,9 +316,8 @@ def _configuration(arguments: Sequence[str], continuous: bool) -> RunConfig:
     """The checked configuration of one method, with draft tables of the shape in the arguments."""
     if continuous:
         name = next(name for name in parameters.choices("model") if parameters.is_continuous("model", name))
-        return configuration.compose(
-            [*arguments, f"model={name}", "weights=random"]
-        )  # the model only serves to check the parameters
+        # The model only serves to check the parameters.
+        return configuration.compose([*arguments, f"model={name}", "weights=random"])
     keys = {_key(argument) for argument in arguments}
     if "drafter" not in keys and keys & {"window", "tree"}:
         base = configuration.compose(
@@ -340,17 +339,20 @@ def presets(
 
     An argument applies to the presets that have its parameter. A preset that cannot take the value (a window too small
     for its tree) keeps its own value, and a preset that cannot be audited on the models is left out. Both are reported
-    on stderr.
+    on stderr. UsageError if no preset is left, or if an argument applies to none.
     """
     parts = [argument for argument in arguments if _key(argument) in _PARTS]
     overrides = [argument for argument in arguments if argument not in parts]
     jobs: list[tuple[RunConfig, Subject]] = []
     notes: list[str] = []
     elsewhere: list[str] = []  # presets for the kind of tokens that the named models do not have
-    used: set[str] = set()
-    refused: dict[str, UsageError] = {}
+    used: set[str] = set()  # overrides that some preset takes
+    left_out: UsageError | None = None  # the first error of a preset that is left out
+    refused: dict[str, UsageError] = {}  # override -> the first error of a preset that cannot take it
+
     for preset in _presets(arguments, of_variants):
-        accepted, name = [*preset, *parts], " ".join(preset).removeprefix("method=")
+        name = " ".join(preset).removeprefix("method=")
+        accepted = [*preset, *parts]
         try:
             suited = _suited(chosen, kinds_of(accepted))
             if not suited:
@@ -358,7 +360,7 @@ def presets(
                 continue
             cfg = _fitting(accepted, suited[0])
         except UsageError as e:
-            refused.setdefault("", e)
+            left_out = left_out or e
             notes.append(f"{name} is left out: {e}")
             continue
         for argument in overrides:
@@ -369,28 +371,31 @@ def presets(
             except UsageError as e:
                 refused.setdefault(argument, e)
                 notes.append(f"{name} keeps its own {_key(argument)}: {e}")
-            else:
-                accepted.append(argument)
-                used.add(argument)
+                continue
+            accepted.append(argument)
+            used.add(argument)
         jobs += audits(accepted, suited)
+
     if elsewhere:
         [named] = chosen
         continuous = isinstance(named, DensityPair)
-        notes.insert(
-            0,
+        note = (
             f"{', '.join(elsewhere)} left out: for {_KIND[not continuous]}, and {named.name} is a model of"
-            f" {_KIND[continuous]}",
+            f" {_KIND[continuous]}"
         )
-        refused.setdefault("", UsageError(notes[0]))
+        notes.insert(0, note)
+        left_out = left_out or UsageError(note)
     if not jobs:
-        raise refused[""]
+        assert left_out is not None  # every preset was left out
+        raise left_out
     for argument in overrides:
         if argument in used:
             continue
-        if argument not in refused:
-            cfg, model = jobs[0]
-            _fitting([f"method={cfg.method}", *parts, argument], model)  # raises: no preset has it
-        raise refused[argument]
+        if argument in refused:
+            raise refused[argument]
+        cfg, model = jobs[0]
+        _fitting([f"method={cfg.method}", *parts, argument], model)
+        raise AssertionError(f"{argument} fits {cfg.method}, which does not have it")
     for note in notes:
         say(f"specbench: {note}")
     return jobs

@@ -164,9 +164,8 @@ class TabularSession:
         at_nodes, slots, total = positions.positions.flatten(1), positions.slots.flatten(1), self.length
         stored = F.pad(history[:, :total], (1, positions.sees.shape[2] - 1 - total + positions.keys.shape[1]))
         stored = stored.scatter(1, slots + 1, tokens).unsqueeze(1)[:, :, 1 : 1 + total]
-        visible = torch.where(
-            positions.sees[..., 1 : 1 + total], stored, 0
-        )  # (B, K * n, T): the tokens that a node sees
+        # (B, K * n, T): the tokens that a node sees.
+        visible = torch.where(positions.sees[..., 1 : 1 + total], stored, 0)
         chains, first = positions.chains(visible), positions.positions[:, :, :1].flatten(0, 1)
         replaced = ((positions.slots[:, :, 0] >= total) & positions.extends).flatten()
         at = first.clamp_min(0).unsqueeze(1).expand(-1, chains.shape[1], -1)

@@ -1,4 +1,4 @@
-"""A verifier of another engine, as a Python function, in the place of ours: the same loop, tables and drafts.
+"""A verifier of another engine, as a Python function, instead of ours: the same loop, tables and drafts.
 
     def verify(p, q, tokens, rng):           # a chain of D draft tokens
         return accepted, next_token

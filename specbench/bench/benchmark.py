@@ -82,8 +82,8 @@ def _prompts(cfg: RunConfig, rows: int) -> list[str]:
 
 
 def measure(cfg: RunConfig, plan: BenchPlan) -> dict[str, Any]:
-    """Values of a checked configuration, by the names of `rows.COLUMNS`; times are medians over steps, in milliseconds.
-    RunError if other work disturbed every attempt."""
+    """Values of a checked configuration, by the names of `benchmark_rows.COLUMNS`; times are medians over steps, in
+    milliseconds. RunError if other work disturbed every attempt."""
     pipeline = Pipeline.load(cfg.changed(emitted_draws=0))  # a benchmark uses no statistics of images
     rows = int(cfg.batch)
     conditioning = pipeline.encode(_prompts(cfg, rows))

@@ -106,7 +106,7 @@ PROBES = RowFile(PROBE_COLUMNS, "probes")
 
 
 def row(cfg: RunConfig, values: Mapping[str, Any], forced: float | None = None) -> dict[str, Any]:
-    """The row of a benchmarked configuration, from the values of `measure.measure`."""
+    """The row of a benchmarked configuration, from the values of `benchmark.measure`."""
     parts = [p for p in parameters.table() if p in cfg and p in _described()]
     parts = [p for p in parts if p != "drafter_weights" or cfg.drafter_weights]
     parts = [p for p in parts if p != "verification" or cfg.verification != "token"]
@@ -129,8 +129,8 @@ def probe(cfg: RunConfig, offsets: int = OFFSETS) -> dict[str, Any]:
 
 
 def complete(cfg: RunConfig, measured: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """The row of a configuration: the columns that `measured` lacks are those of the configuration, and where and when
-    it was measured."""
+    """The row of a configuration: the columns that are not in `measured` are those of the configuration, and where and
+    when it was measured."""
     from specbench.harness.pipeline import resolve_device
 
     values = {

@@ -43,9 +43,9 @@ def remembered(arguments: Sequence[str]) -> list[Path]:
     be shown without them."""
     folders: list[str] = []
     for argument in arguments:
-        place = home.expanded(argument.partition("=")[2] if "=" in argument else argument)
+        path = home.expanded(argument.partition("=")[2] if "=" in argument else argument)
         with suppress(OSError):  # a text that is too long to be a path
-            if (file := place / INCLUDED).is_file():
+            if (file := path / INCLUDED).is_file():
                 folders += read_json(file, list[str], "remove it and give --include again")
     for folder in (gone := [folder for folder in dict.fromkeys(folders) if not Path(folder).is_dir()]):
         print(f"specbench: the included folder {folder} is gone", file=sys.stderr)

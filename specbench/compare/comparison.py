@@ -134,7 +134,7 @@ def compare(a: ScoredPass, b: ScoredPass) -> Comparison:
     """
     names = passes.names(a, b)
     pairs, alone = pair(a, b)
-    remarks = [*alone, *passes.differences(a, b, pairs)]
+    remarks = [*alone, *passes.remarks_on_conditions(a, b, pairs)]
     if same := sum(x.sha256 == y.sha256 for x, y in pairs):
         remarks.append(f"In {same} of {len(pairs)} pairs both images are the same, pixel for pixel.")
     if (prompts := len(set(_prompts(pairs)))) < len(pairs):

@@ -151,7 +151,7 @@ def names(a: ScoredPass, b: ScoredPass) -> tuple[str, str]:
     return labels[0], labels[1]
 
 
-def differences(a: ScoredPass, b: ScoredPass, pairs: Sequence[tuple[Record, Record]]) -> list[str]:
+def remarks_on_conditions(a: ScoredPass, b: ScoredPass, pairs: Sequence[tuple[Record, Record]]) -> list[str]:
     """A sentence on the differences besides the method over these pairs, and their consequence; [] without
     differences."""
     facts_a, facts_b = (_facts(side, [pair[i] for pair in pairs]) for i, side in enumerate((a, b)))
@@ -178,8 +178,8 @@ def _facts(scored_pass: ScoredPass, records: Sequence[Record]) -> dict[str, str]
     sessions = [scored_pass.sessions[name] for name in used if name in scored_pass.sessions]
     for name in _FACTS:
         values = {str(value) for process in sessions if (value := getattr(process, name)) not in (None, "")}
-        if name == "weights":  # only the target's, see registry.weights_label
-            values = {value.partition("+")[0] for value in values}
+        if name == "weights":
+            values = {registry.target_weights(value) for value in values}
         if values:
             facts[name] = " and ".join(sorted(value[:8] if name == "commit" else value for value in values))
     facts["seed"] = " and ".join(map(str, sorted({r.seed for r in records})))

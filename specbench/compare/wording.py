@@ -132,7 +132,7 @@ def _claim(result: Result, comparison: Comparison, decimals: int) -> str:
     side = result.statistic.sides[result.paired.difference < 0]
     values = {"{a}": a, "{b}": b, "{d}": _number(abs(result.paired.difference), decimals), "{more}": side}
     # a name may contain braces
-    return re.sub(r"\{(a|b|d|more)\}", lambda place: values[place[0]], result.statistic.sentence)
+    return re.sub(r"\{(a|b|d|more)\}", lambda match: values[match[0]], result.statistic.sentence)
 
 
 def _decimals(low: float, high: float) -> int:
@@ -190,23 +190,23 @@ def report(comparison: Comparison) -> str:
 def _findings(comparison: Comparison) -> list[str]:
     """A sentence for each significant difference, after the adjustment and by either test, and for each that is equal
     in every pair; then one for all other statistics."""
-    told, rest, same = list[str](), list[str](), list[str]()
+    sentences, rest, same = list[str](), list[str](), list[str]()
     for result in comparison.results:
         adjusted = [p for p in (result.p_holm, result.wilcoxon_holm) if p is not None]
         if result.paired.test is None and not result.paired.difference:
             same.append(result.statistic.name)
         elif not adjusted or min(adjusted) < 1 - LEVEL:
-            told.append(sentence(result, comparison))
+            sentences.append(sentence(result, comparison))
         else:
             rest.append(result.statistic.name)
     for extractor, test in comparison.distribution_tests.items():
         if comparison.distribution_holm[extractor] < 1 - LEVEL:
-            told.append(distribution_sentence(extractor, test, comparison))
+            sentences.append(distribution_sentence(extractor, test, comparison))
         else:
             rest.append(f"the distribution of {plain(extractor)} features")
     others = [f"no significant difference in {', '.join(rest)}"] * bool(rest)
     others += [f"the same in every pair, except for rounding: {', '.join(same)}"] * bool(same)
-    return [*told, *[f"{'; '.join(others)}."] * bool(others)]
+    return [*sentences, *[f"{'; '.join(others)}."] * bool(others)]
 
 
 def _needed(comparison: Comparison) -> str:

@@ -103,12 +103,12 @@ def _contents(group: str, name: str, seen: set[str]) -> Iterator[dict[str, Any]]
 
 
 def _file(group: str, name: str) -> tuple[list[Any], dict[str, Any]]:
-    """A file's list of defaults, and its values at the place that its package names."""
-    return _read(parameters.file_of(group, name), group, name)
+    """A file's list of defaults, and its values under the key that its package names."""
+    return _read(parameters.file_of(group, name), group)
 
 
 @cached
-def _read(path: Path, group: str, name: str) -> tuple[list[Any], dict[str, Any]]:
+def _read(path: Path, group: str) -> tuple[list[Any], dict[str, Any]]:
     if not path.is_file():
         raise _NeedsHydraError
     text = path.read_text(encoding="utf-8")

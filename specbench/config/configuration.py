@@ -130,7 +130,7 @@ def session() -> Iterator[None]:
         if GlobalHydra.instance().is_initialized():
             yield
             return
-        Plugins.instance().register(PluginFolders)  # again: a launcher in this process may have made Plugins anew
+        Plugins.instance().register(PluginFolders)  # again: a launcher in this process may have made new Plugins
         with hydra.initialize_config_dir(str(parameters.conf_dir()), job_name="specbench", version_base=VERSION_BASE):
             yield
     except (HydraException, OmegaConfBaseException, ValueError) as e:

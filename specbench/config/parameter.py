@@ -23,7 +23,7 @@ METADATA = frozenset(
 
 #: Bounds of counts that a run keeps in memory before its work starts. Realistic runs stay well below.
 PROMPTS = 1_000_000
-DRAFT = 2000  # tokens of a draft: a depth uses up to two of the purposes of a step's random numbers (`PURPOSES`)
+DRAFT = 2000  # tokens of a draft: a depth uses up to two of a step's tags of random numbers (`rng.TAGS`)
 DEEP = 1000  # levels of a drafted tree, or candidates of a node
 LONGEST = 10_000  # characters of an argument: Hydra's grammar needs seconds for longer ones
 

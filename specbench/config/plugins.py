@@ -322,8 +322,8 @@ def folder_of(package: str) -> Path | None:
         spec = importlib.util.find_spec(head) if head else None
     except (ImportError, ValueError):
         spec = None
-    for place in (spec.submodule_search_locations if spec else None) or ():
-        if (folder := Path(place, *rest)).is_dir():
+    for location in (spec.submodule_search_locations if spec else None) or ():
+        if (folder := Path(location, *rest)).is_dir():
             return folder
     return None
 

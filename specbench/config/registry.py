@@ -367,6 +367,11 @@ def weights_label(cfg: RunConfig) -> str:
     return f"{weights if weights in ('embedded', 'official') else 'folder'}:{digests}"
 
 
+def target_weights(label: str) -> str:
+    """The part of a `weights_label` that describes the target's weights: without the drafter's digest."""
+    return label.partition("+")[0]
+
+
 def training(model: str, folder: str) -> str:
     """The command that trains the unpublished network of a model's folder; "" if no such command exists."""
     names = [name for name in trained() if drafter_networks()[name].folder == folder]

@@ -255,4 +255,4 @@ WORLD = DrawnWorld(
     draw=draw,
 )
 ATTRIBUTES = WORLD.attributes
-sample, render, items = WORLD.sample, WORLD.render, WORLD.items
+sample, items = WORLD.sample, WORLD.items

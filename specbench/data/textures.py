@@ -1,6 +1,6 @@
 """*textures*: the second embedded world. Captioned 64x64 images of materials: clouds, granite, leaves, waves, ...
 
-A picture has one to three regions of a material, lit from one direction: a whole sheet, a horizon, or a ground with one
+An image has one to three regions of a material, lit from one direction: a whole sheet, a horizon, or a ground with one
 or two patches on it that cast a shadow. Every material is a random field with the statistics of natural images: noise
 whose amplitude falls with the frequency, dead leaves (shapes of many sizes that occlude each other), cells, or gratings
 that noise bends. The caption states a dozen attributes. Everything else is drawn from the generator of the index, so
@@ -160,9 +160,9 @@ def _noise(rng: np.random.Generator, slope: float, stretch: float = 1.0) -> Fiel
     return (field - field.mean()) / (deviation + 1e-9)
 
 
-def _unit(field: Field, width: float = 1.4) -> Field:
+def _unit(field: Field) -> Field:
     """Maps a field of about unit variance to values between 0 and 1."""
-    return 0.5 + 0.5 * np.tanh(field / width)
+    return 0.5 + 0.5 * np.tanh(field / 1.4)
 
 
 def _clouds(rng: np.random.Generator, scale: float) -> Field:
@@ -321,9 +321,9 @@ def draw(s: Sample) -> np.ndarray:
         below = np.clip(_Y - line + 0.5, 0, 1)[..., None]
         image = image * (1 - below) + surfaces[1] * below
     else:
-        places = {"sheet": (), "patch": ((32.0, 32.0),), "pair": ((18.5, 32.0), (45.5, 32.0))}[description.layout]
+        centres = {"sheet": (), "patch": ((32.0, 32.0),), "pair": ((18.5, 32.0), (45.5, 32.0))}[description.layout]
         jitter, radius = (9.0, 15.0) if description.layout == "patch" else (2.5, 10.5)
-        for (x, y), region, surface in zip(places, description.regions[1:], surfaces[1:], strict=True):
+        for (x, y), region, surface in zip(centres, description.regions[1:], surfaces[1:], strict=True):
             centre = (x + rng.uniform(-1, 1) * jitter, y + rng.uniform(-1, 1) * (jitter if jitter > 3 else 8.0))
             distance = _patch(region.outline, centre, radius * rng.uniform(0.88, 1.12), rng)
             shift = -2.5 * source

@@ -81,10 +81,10 @@ class World:
     @cached_property
     def position_attributes(self) -> dict[str, tuple[str, ...]]:
         """Like `attributes`, with positions instead of slots: "shape left"."""
-        places = dict.fromkeys(place for slots in self.positions.values() for place in slots)
+        positions = dict.fromkeys(position for slots in self.positions.values() for position in slots)
         return {
             **self.shared,
-            **{f"{name} {place}": choices for place in places for name, choices in self.slot.items()},
+            **{f"{name} {position}": choices for position in positions for name, choices in self.slot.items()},
         }
 
     def labels(self, description: Description, slots: Sequence[Any]) -> list[int]:
@@ -100,10 +100,10 @@ class World:
         names, width, first = list(self.position_attributes), len(self.slot), len(self.shared)
         out = np.full((len(labels), len(names)), ABSENT)
         out[:, :first] = labels[:, :first]
-        for layout, places in enumerate(self.positions.values()):
+        for layout, positions in enumerate(self.positions.values()):
             rows = np.flatnonzero(labels[:, 0] == layout)
-            for number, place in enumerate(places):
-                to, start = names.index(f"{next(iter(self.slot))} {place}"), first + width * number
+            for number, position in enumerate(positions):
+                to, start = names.index(f"{next(iter(self.slot))} {position}"), first + width * number
                 out[rows, to : to + width] = labels[rows, start : start + width]
         return out
 

@@ -8,9 +8,9 @@ drawn from, e can be computed, whatever was drawn. For one candidate, accepted w
     e = q f + sum over y of q(y) (1 - f(y)) G_y.
 
 Siblings are drawn without replacement, so what follows a rejection of y depends on y, or each from its own
-distribution. A node without candidates has e =
-p. The sum over rejected tokens is exact if it has few terms, else it is an average over draws (see `Emitted`). These
-formulas hold for token-wise verification; block verification of a chain emits the same. Traversal is not measured.
+distribution. A node without candidates has e = p. The sum over rejected tokens is exact if it has few terms, else it is
+an average over draws (see `Emitted`). These formulas hold for token-wise verification; block verification of a chain
+emits the same. Traversal is not measured.
 
 e is conditional on everything that determines p, q and the depth of the node. The distribution given the prefix alone
 is an average of such e. By convexity its divergence is at most the mean of their divergences. By the chain rule, the

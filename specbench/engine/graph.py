@@ -159,9 +159,8 @@ def cuda_graphs(functions: Mapping[str, Action], device: torch.device) -> list[A
                 for function in functions.values():
                     function()
         torch.cuda.current_stream().wait_stream(stream)
-        pool = (
-            torch.cuda.graph_pool_handle()
-        )  # one pool for all graphs: they are replayed in the order of their recording
+        # One pool for all graphs: they are replayed in the order of their recording.
+        pool = torch.cuda.graph_pool_handle()
         return [_captured(name, function, pool, stream).replay for name, function in functions.items()]
 
 

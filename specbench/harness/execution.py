@@ -124,13 +124,13 @@ class Execution:
         title, per_prompt = " and ".join(map(self._label, journals)), len(journals)
         # Without a terminal, an occasional line shows that the run is alive.
         interval = 0.2 if sys.stderr.isatty() else 20.0
-        recorded, begun = per_prompt * (count - left), 0.0
+        recorded, in_progress = per_prompt * (count - left), 0.0
 
         def show(part: float) -> None:
             """Moves the bar to the recorded images and this part of the batch in progress. A worker in another process
-            tells only its images."""
-            nonlocal begun
-            begun = part
+            reports only its images."""
+            nonlocal in_progress
+            in_progress = part
             bar.n = recorded + (round(part, 1) if round(part, 1) % 1 else round(part))
             bar.update(0)
 
@@ -146,7 +146,7 @@ class Execution:
                         how = f"{record.steps} steps, {record.decode_s:.3f} s"
                         LOG.info("%s: %s in %s", self._label(event.baseline), record.image, how)
                         recorded += 1
-                        show(max(0.0, begun - 1))
+                        show(max(0.0, in_progress - 1))
                     else:
                         self._handle_other(event)
         if stop():

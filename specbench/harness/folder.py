@@ -41,9 +41,9 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)  # er
 _DENIED = (errno.EACCES, errno.EPERM)  # of the folder, if it became unwritable, or of another file, such as weights
 
 
-def new_folder(now: float | None = None) -> Path:
+def new_folder() -> Path:
     """The default folder of a run that starts now: runs/<date>/<time>-<id>."""
-    return Path("runs", time.strftime("%Y-%m-%d/%H-%M-%S", time.localtime(now)) + f"-{secrets.token_hex(3)}")
+    return Path("runs", time.strftime("%Y-%m-%d/%H-%M-%S") + f"-{secrets.token_hex(3)}")
 
 
 @dataclass(frozen=True)

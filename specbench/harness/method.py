@@ -65,7 +65,6 @@ def build_method(
     """The method of a configuration on a loaded model with discrete tokens.
 
     Args:
-        cfg: flat parameters.
         model: has a `target`, a `codebook` and the `drafter_network` that the drafter needs.
         drafter, sampling: replace the configuration's.
         near: computes tables of neighbours (default: `cached_neighbours`).

@@ -74,17 +74,8 @@ def _pair_by_name(folder: Path, paths: list[Path], items: Sequence[data.Item], p
     # GenEval's overview of the samples is no image of a prompt.
     paths = [path for path in paths if path.name != "grid.png" or not (path.parent / "samples").is_dir()]
     made = {path: fact for path in paths if (fact := image_files.made(path))}
-    ids: dict[str, list[str]] = {}  # by the text of the prompt
-    for item in items:
-        ids.setdefault(item.prompt, []).append(item.id)
-    names = {path: _stated(made.get(path), known, ids) or _name(folder, path, known) for path in paths}
-    matches: dict[int, dict[int, Path]] = {}
-    unmatched = []
-    for path, (name, repeat) in names.items():
-        if name not in known:
-            unmatched.append(path.name)
-        elif (other := matches.setdefault(known[name].index, {}).setdefault(repeat, path)) is not path:
-            raise UsageError(f"{other} and {path} are both image {repeat} of prompt {known[name].id}; keep one of them")
+
+    matches, unmatched = _matched(folder, paths, items, known, made)
     missing = [item.id for item in items if item.index not in matches]
     offset = "" if made or not (unmatched or missing) else _offset(folder, paths, known)
     faults = []
@@ -93,17 +84,47 @@ def _pair_by_name(folder: Path, paths: list[Path], items: Sequence[data.Item], p
     if missing and not (partial and matches):
         faults.append(f"no image has the name of {listed(missing, 'prompts')}")
     if faults:
+        hint = f"; {offset}" if offset else " (or partial=true)" if not unmatched and matches else ""
         raise UsageError(
             f"{' and '.join(faults)}: name each image by the id of its prompt, and give the prompts of these images"
-            + (f"; {offset}" if offset else " (or partial=true)" if not unmatched and matches else "")
+            + hint
         )
-    remarks = [remark("prompts_without", missing=len(missing), prompts=len(items))] if missing else []
-    remarks += [free(offset)] if missing and offset else []
-    paired = [(item, image) for item in items for image in sorted(matches.get(item.index, {}).items())]
-    if others := sum(path in made and made[path].prompt != item.prompt for item, (_, path) in paired):
-        remarks.append(remark("other_prompts", images=others, of=len(paired)))
-    numbered = [replace(item, index=item.index + number * indices.STRIDE) for item, (number, _) in paired]
-    return Pairs([path for _, (_, path) in paired], numbered, remarks)
+
+    remarks = []
+    if missing:
+        remarks.append(remark("prompts_without", missing=len(missing), prompts=len(items)))
+        remarks += [free(offset)] if offset else []
+    pairs = [(item, number, path) for item in items for number, path in sorted(matches.get(item.index, {}).items())]
+    others = sum(path in made and made[path].prompt != item.prompt for item, _, path in pairs)
+    if others:
+        remarks.append(remark("other_prompts", images=others, of=len(pairs)))
+    numbered = [replace(item, index=item.index + number * indices.STRIDE) for item, number, _ in pairs]
+    return Pairs([path for *_, path in pairs], numbered, remarks)
+
+
+def _matched(
+    folder: Path,
+    paths: Sequence[Path],
+    items: Sequence[data.Item],
+    known: Mapping[str, data.Item],
+    made: Mapping[Path, image_files.Made],
+) -> tuple[dict[int, dict[int, Path]], list[str]]:
+    """The images of each item, by its index and by their number, and the names of the images that belong to none.
+    UsageError for two images of the same item and number. known: the items by name; made: what images state."""
+    ids: dict[str, list[str]] = {}  # by the text of the prompt
+    for item in items:
+        ids.setdefault(item.prompt, []).append(item.id)
+    names = {path: _stated(made.get(path), known, ids) or _name(folder, path, known) for path in paths}
+    matches: dict[int, dict[int, Path]] = {}
+    unmatched = []
+    for path, (name, number) in names.items():
+        if name not in known:
+            unmatched.append(path.name)
+            continue
+        other = matches.setdefault(known[name].index, {}).setdefault(number, path)
+        if other is not path:
+            raise UsageError(f"{other} and {path} are both image {number} of prompt {known[name].id}; keep one of them")
+    return matches, unmatched
 
 
 def _stated(

@@ -247,7 +247,7 @@ class Pipeline(BasePipeline):
 
     @classmethod
     def load(cls, cfg: RunConfig) -> Pipeline | ContinuousPipeline:
-        """Loads a pipeline from flat parameters: model, weights, device, dtype, drafter, rule and their parameters."""
+        """Loads the pipeline of a configuration: model, weights, device, dtype, drafter, rule and their parameters."""
         return cls.assemble(cfg, *load_model(cfg))
 
     @classmethod

@@ -139,7 +139,7 @@ def execute(
 
     Raises UsageError or RunError if runs failed, after the others are done.
     """
-    places = {run.folder: f"{plan.title}: run {i} of {len(plan.runs)}" for i, run in enumerate(plan.runs, 1)}
+    labels = {run.folder: f"{plan.title}: run {i} of {len(plan.runs)}" for i, run in enumerate(plan.runs, 1)}
     failed: dict[str, Exception] = {}
 
     def finish(run: R, row: Callable[[], Row]) -> None:
@@ -153,7 +153,7 @@ def execute(
         except Exception as e:
             failed[run.name] = e
             known = isinstance(e, UsageError | RunError)
-            say(f"{places[run.folder]}, {run.name}: {plain(e if known else f'{type(e).__name__}: {e}')}")
+            say(f"{labels[run.folder]}, {run.name}: {plain(e if known else f'{type(e).__name__}: {e}')}")
 
     together = [run for run in chosen if jobs > 1 and not run.timed]
     if together:
@@ -162,7 +162,7 @@ def execute(
         _together(plan.title, together, work, finish, jobs)
     for run in chosen:
         if jobs == 1 or run.timed:
-            say(f"{places[run.folder]}, {run.name}: {run.command}")
+            say(f"{labels[run.folder]}, {run.name}: {run.command}")
             finish(run, partial(work, run))
     _report(plan.title, failed, len(chosen))
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from specbench import data
-from specbench.config import indices, parameters
+from specbench.config import indices, parameters, registry
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
 from specbench.rows import degenerate, provenance, remark, summary, timing
@@ -119,7 +119,7 @@ def _plugins(process: DecodingProcess, scores: Iterable[ScoreLine]) -> str | Non
 
 def _conditions(row: Row) -> str:
     """The conditions of a row's likelihoods: "target:llamagen_scenes@1a2b3c4d, cfg_scale 3"."""
-    digest = row["weights"].rpartition(":")[2].partition("+")[0]  # the target's; see registry.weights_label
+    digest = registry.target_weights(row["weights"]).rpartition(":")[2]
     return f"target:{row['model']}@{digest}, cfg_scale {row['cfg_scale']:g}"
 
 

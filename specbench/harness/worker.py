@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from specbench.harness.pipeline import BasePipeline, Finished
 
-
-if TYPE_CHECKING:
     Loader = Callable[[RunConfig], BasePipeline]
 else:  # the annotation is evaluated where pipelines are not imported
     Loader = Callable[[RunConfig], Any]
@@ -73,7 +71,7 @@ class Failure:
 
     index: int
     reason: str
-    baseline: bool = False
+    baseline: bool
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,6 @@ class Worker:
     """A pipeline and, on request, the baseline of the same target.
 
     Args:
-        cfg: flat parameters.
         loader: makes the pipeline.
         num_workers: processes that decode for the run at the same time.
     """
@@ -123,7 +120,7 @@ class Worker:
         )
         self.joined = Joined(secrets.token_hex(4), process)
 
-    def decode_pairs(self, items: Sequence[data.Item], stop: Callable[[], bool] = never) -> Iterator[list[Event]]:
+    def decode_pairs(self, items: Sequence[data.Item], stop: Callable[[], bool]) -> Iterator[list[Event]]:
         """Decodes each image with the method and with vanilla AR, one directly after the other, and yields the same
         events as `decode`; with a batch size above 1, batch by batch. Images (batches) with an even position start with
         the method, the others with vanilla AR: the ABBA order, which an interruption does not change. After `stop`

@@ -71,13 +71,7 @@ def choice(name: str) -> MetricChoice:
     if name not in descriptions:
         raise errors.unknown("metric", name, descriptions)
     options = dict(parameters.default("metrics", name, name))
-    for declared in (
-        "metric",
-        "columns",
-        "features",
-        "files",
-        "world",
-    ):  # keys of the choice that are not options
+    for declared in ("metric", "columns", "features", "files", "world"):  # keys of the choice that are not options
         options.pop(declared, None)
     return MetricChoice(name, descriptions[name], options)
 

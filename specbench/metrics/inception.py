@@ -271,9 +271,8 @@ class PrecisionRecall(InceptionFeatures):
         )
         precision, recall = shares[KEY_METRIC_PRECISION], shares[KEY_METRIC_RECALL]
         remarks = [self.against(), remark("sides", images=n, real=m), *[remark("sides_differ")] * (n != m)]
-        stderr = (
-            math.sqrt(precision * (1 - precision) / n) if 0 < precision < 1 else None
-        )  # an error of 0 would mean certainty
+        # An error of 0 would mean certainty.
+        stderr = math.sqrt(precision * (1 - precision) / n) if 0 < precision < 1 else None
         return Score(precision, stderr, self.backend(), remarks), Score(recall, None, self.backend(), remarks)
 
 

@@ -28,7 +28,9 @@ _OFFSET = 0.008
 @dataclass(frozen=True)
 class Schedule:
     """Constants of n steps. Index 0 is the last step of sampling. All tensors are (n,): `timestep` int64 is the number
-    of the trained step, which is the network's input; the others are floating-point."""
+    of the trained step, which is the network's input; the others are floating-point.
+
+    A golden of the official code has every field, and is compared by the fields' names (scripts/goldens/mar.py)."""
 
     timestep: Tensor
     betas: Tensor
@@ -71,24 +73,6 @@ class Schedule:
         bounds: -1 is the true posterior, 1 the forward process."""
         share = (v + 1) / 2
         return share * self.log_betas[index, None] + (1 - share) * self.posterior_log_variance_clipped[index, None]
-
-    def bound(self, x0: Tensor, x: Tensor, eps: Tensor, v: Tensor, index: Tensor) -> Tensor:
-        """The term of the variational bound (n,), in bits per number, that trains the variance. The mean gets no
-        gradient.
-
-        At index 0 it is the probability of a bin of width 2/255 around x0, as for 8-bit pixels. No bin is open-ended,
-        because latents are unbounded.
-        """
-        mean = self.mean(x, self.x0(x, eps.detach(), index), index)
-        log_variance = self.log_variance(v, index)
-        true_mean, true = self.mean(x, x0, index), self.posterior_log_variance_clipped[index, None]
-        divergence = 0.5 * (
-            log_variance - true - 1 + (true - log_variance).exp() + (true_mean - mean) ** 2 * (-log_variance).exp()
-        )
-        narrow = (-0.5 * log_variance).exp()
-        upper, lower = ((x0 - mean + edge) * narrow for edge in (1 / 255, -1 / 255))
-        inside = (torch.special.ndtr(upper) - torch.special.ndtr(lower)).clamp_min(1e-12)
-        return torch.where(index[:, None] == 0, -inside.log(), divergence).mean(-1) / math.log(2)
 
 
 @lru_cache(maxsize=64)

@@ -48,9 +48,8 @@ class EagleConfig:
     n_kv_head: int | None = None
     input_norm: bool = False
     qk_norm: int = 0
-    aux_hidden_layers: tuple[
-        int, ...
-    ] = ()  # blocks of the target whose outputs are read in addition to its hidden states
+    #: Blocks of the target whose outputs are read in addition to its hidden states.
+    aux_hidden_layers: tuple[int, ...] = ()
     n_layer: int = 1
     fc_bias: bool = True
 

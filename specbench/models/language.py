@@ -225,9 +225,8 @@ class LanguageSession:
         self.prefix_hidden = self._prefill()  # (R, P - 1, dim)
 
     def _prefill(self) -> Tensor:
-        through = self.prefix_length - (
-            0 if self.model.pads_see_all else 1
-        )  # with pads_see_all, the last position only gives a key
+        # With pads_see_all, the last position only gives a key.
+        through = self.prefix_length - (0 if self.model.pads_see_all else 1)
         positions = torch.arange(through, device=self.keys.device).expand(len(self.usable), -1)
         mask = self.up_to(positions)
         if self.model.pads_see_all:

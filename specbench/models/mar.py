@@ -2,8 +2,7 @@
 
 The encoder reads a class and the known tokens, in any order. The decoder gives the head's condition z of every
 position, and the head samples the token of the position under z. Parameter names are as in the official checkpoints.
-Facts: reference README (31) to (38), the golden mar and its notes, the manifests of mar_base, mar_large and mar_huge;
-for the training, the paper and its published configuration.
+Facts: reference README (31) to (38), the golden mar and its notes, the manifests of mar_base, mar_large and mar_huge.
 """
 
 from __future__ import annotations
@@ -254,28 +253,3 @@ class MAR(nn.Module):
         if limit is not None:
             x0 = x0.clamp(-limit, limit)
         return s.mean(x, x0, index), s.log_variance(v, index)
-
-    # --- training -----------------------------------------------------------------------------------------------------
-
-    def head_loss(self, x0: Tensor, z: Tensor, generator: torch.Generator, repeats: int = 4) -> Tensor:
-        """The mean, over sampled tokens x0 (n, D) under z (n, E), of the noise's squared error plus the bound's term
-        for the variance. A token is noised `repeats` times, to different steps."""
-        x0, z = x0.repeat(repeats, 1), z.repeat(repeats, 1)
-        s = diffusion.schedule(diffusion.TRAINED_STEPS, x0.device)
-        drawn = torch.rand(len(x0), generator=generator, device=generator.device).to(x0.device)
-        index = (drawn * len(s)).long()
-        noise = torch.randn(x0.shape, generator=generator, device=generator.device).to(x0.device)
-        x = s.noised(x0, noise, index)
-        eps, v = self.predict(x, index, z)
-        return (F.mse_loss(eps, noise, reduction="none").mean(-1) + s.bound(x0, x, eps, v, index)).mean()
-
-
-def masks(count: int, length: int, generator: torch.Generator, least: float = 0.7, spread: float = 0.25) -> Tensor:
-    """Masks (count, length) bool for training, on the generator's device. All rows have the same share of masked
-    tokens, drawn from a normal distribution with mean 1 and this spread, between `least` and 1. Positions are
-    random."""
-    device = generator.device
-    low, high = (torch.special.ndtr(torch.tensor(x, device=device)) for x in ((least - 1) / spread, 0.0))
-    share = 1 + spread * torch.special.ndtri(low + (high - low) * torch.rand((), generator=generator, device=device))
-    order = torch.rand(count, length, generator=generator, device=device).argsort(1)
-    return order < torch.ceil(length * share).clamp(1, length)

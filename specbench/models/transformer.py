@@ -238,10 +238,10 @@ def run_blocks(
     return flat.view(rows, nodes, -1)
 
 
-def init_weights(module: nn.Module, std: float = 0.02) -> None:
-    """Sets weights to normal numbers with this standard deviation, and biases to zero; norms stay at one."""
+def init_weights(module: nn.Module) -> None:
+    """Sets weights to normal numbers with standard deviation 0.02, and biases to zero; norms stay at one."""
     for m in module.modules():
         if isinstance(m, nn.Linear | nn.Embedding):
-            nn.init.normal_(m.weight, std=std)
+            nn.init.normal_(m.weight, std=0.02)
         if isinstance(m, nn.Linear) and m.bias is not None:
             nn.init.zeros_(m.bias)

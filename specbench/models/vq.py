@@ -64,8 +64,6 @@ class VQConfig:
 
 #: `vq_ds16_c2i.pt` and `vq_ds16_t2i.pt` (their manifests)
 LLAMAGEN_16 = VQConfig()
-#: `vq_ds8_c2i.pt` (its manifest)
-LLAMAGEN_8 = VQConfig(ch_mult=(1, 2, 2, 4))
 #: `vqgan.ckpt` of Chameleon, Lumina-mGPT and Anole (manifest of chameleon_vqgan.ckpt): the codebook is used as stored
 CHAMELEON = VQConfig(
     codebook_size=8192, codebook_embed_dim=256, encoder_attention=(), decoder_attention=(), codebook_l2_norm=False

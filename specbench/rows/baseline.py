@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from specbench.config import indices, parameters
+from specbench.config import indices, parameters, registry
 from specbench.errors import UsageError
 from specbench.rows import degenerate, selection, summary, timing
 from specbench.rows.columns import COLUMNS, METRICS, Columns, Row
@@ -78,7 +78,7 @@ def _of_vanilla(row: Row) -> Columns:
         **{part: parameters.default_choice(part) for part in parameters.PARTS},
         "method": "vanilla",
         **parameters.method_choices("vanilla"),
-        "weights": str(row["weights"] or "").partition("+")[0] or None,  # without the drafter's weights
+        "weights": registry.target_weights(str(row["weights"] or "")) or None,
         "run_id": row["baseline_run_id"],
         "baseline_run_id": row["baseline_run_id"],
         "remarks": as_json([remark("for_comparison", run=row["run_id"])]),

@@ -63,11 +63,10 @@ def report(row: Row, cfg: RunConfig) -> str:
         ("remarks", remark_text.joined(r for r in remarks_of(row) if not _is_said(r, row, cfg))),
     ]
     source = "/".join(filter(None, [row["data"], row["split"]]))
-    per_prompt = cfg.images_per_prompt or 1
     count = (
         f"n={row['n']}"
         + (f" (shard {row['shard']})" if row.get("shard") else "")
-        + (f" with {per_prompt} images each" if per_prompt > 1 else "")
+        + (f" with {cfg.images_per_prompt} images each" if cfg.images_per_prompt > 1 else "")
     )
     head = f"{row['model']}: {describe(cfg)}, {source}, {count}, {row['device_name']} (± standard error)"
     return "\n".join([head, *(line(name, text) for name, text in lines if text)])

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specbench.config import parameters
+from specbench.config import parameters, registry
 from specbench.errors import UsageError, decimal, plain, unknown
 from specbench.rows import remark_text
 from specbench.rows.columns import COLUMNS, METRICS, NUMBERS, SHOWN, Columns, Row, stderr_of
@@ -73,33 +73,35 @@ def pooled(rows: Sequence[Row]) -> Columns:
     if len(rows) == 1:
         return dict(rows[0])
     result: Columns = {}
-    spreads: dict[str, float] = {}
-    of_runs = remark("runs", runs=len(rows))
+    spreads: Columns = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         cells = [row.get(name) for row in rows]
+        is_condition = name in parameters.table() or name in MACHINE
         if name == "remarks":
-            result[name] = as_json([of_runs, *_of_all(rows)])
-        elif len({_plain(cell) for cell in cells}) == 1 and (name in parameters.table() or name in MACHINE):
+            result[name] = as_json([remark("runs", runs=len(rows)), *_pooled_remarks(rows)])
+        elif is_condition and _agree(cells):
             result[name] = cells[0]
-        elif name not in NUMBERS or name in (*_UNPOOLED, *MACHINE) or name in parameters.table():
-            lists = [_list(cell) for cell in cells]
-            texts = dict.fromkeys(_plain(cell) for cell in cells if cell not in (None, ""))
-            result[name] = _mean_list(lists, name) if any(lists) else " / ".join(texts) or None
+        elif is_condition or name not in NUMBERS or name in _UNPOOLED:
+            result[name] = _mean_list_or_texts(cells, name)
         elif name.endswith(("_stderr", "_std")):
             result[name] = None
         else:
-            numbers = [_number(cell) for cell in cells]
-            known = [number for number in numbers if number is not None]
-            complete = len(known) == len(rows)
-            result[name] = statistics.fmean(known) if complete else None
-            if complete:
-                spreads[spread_of(name)] = statistics.stdev(known)
-    if len({_plain(row.get("timing_valid")) for row in rows}) > 1:
+            numbers = [number for cell in cells if (number := _number(cell)) is not None]
+            if len(numbers) < len(rows):
+                result[name] = None
+            else:
+                result[name] = statistics.fmean(numbers)
+                spreads[spread_of(name)] = statistics.stdev(numbers)
+    if not _agree([row.get("timing_valid") for row in rows]):
         result["timing_valid"] = "false"
     return result | spreads | {"seeds": len(rows)}
 
 
-def _of_all(rows: Sequence[Row]) -> list[Remark]:
+def _agree(cells: Sequence[Any]) -> bool:
+    return len({_plain(cell) for cell in cells}) <= 1
+
+
+def _pooled_remarks(rows: Sequence[Row]) -> list[Remark]:
     """The remarks of all rows, each once; those that not all rows have, with the seeds of the rows that have them."""
     own = [remarks_of(row) for row in rows]
     result: list[Remark] = []
@@ -111,6 +113,15 @@ def _of_all(rows: Sequence[Row]) -> list[Remark]:
         if one not in result:
             result.append(one)
     return result
+
+
+def _mean_list_or_texts(cells: Sequence[Any], name: str) -> str | None:
+    """The means of lists of numbers; for other cells every text once, None if all are empty."""
+    lists = [_list(cell) for cell in cells]
+    if any(lists):
+        return _mean_list(lists, name)
+    texts = dict.fromkeys(_plain(cell) for cell in cells if cell not in (None, ""))
+    return " / ".join(texts) or None
 
 
 def _list(cell: Any) -> list[float | None]:
@@ -230,7 +241,7 @@ def ordered(rows: Iterable[Row], names: Sequence[str]) -> list[Row]:
     return result
 
 
-def shown(row: Row, name: str) -> str:
+def cell_text(row: Row, name: str) -> str:
     """A cell for print: a number with its spread between seeds or its standard error; "" for an empty cell."""
     cell = row.get(name)
     if cell is None:
@@ -294,13 +305,13 @@ def differing(rows: Sequence[Row]) -> list[str]:
 
 def _without_drafter(row: Row, name: str) -> str:
     """A cell as text; for weights, only the model's."""
-    cell = row.get(name)
-    return "" if cell is None else str(cell).partition("+")[0] if name == "weights" else str(cell)
+    text = _plain(row.get(name))
+    return registry.target_weights(text) if name == "weights" else text
 
 
 def as_table(rows: Iterable[Row], columns: Sequence[str], markdown: bool = False) -> str:
     """Rows as aligned text, with cells cut at 40 characters, or as a Markdown table."""
-    lines = [[shown(row, name) for name in columns] for row in rows]
+    lines = [[cell_text(row, name) for name in columns] for row in rows]
     if markdown:
         lines = [[cell.replace("|", "\\|") for cell in line] for line in lines]
         return "\n".join("| " + " | ".join(line) + " |" for line in (columns, ["---"] * len(columns), *lines))

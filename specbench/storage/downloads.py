@@ -371,13 +371,13 @@ def _download(address: str, path: Path, count: int) -> Path:
 
 def _receive(address: str, partial: Path, count: int) -> None:
     """Continue a partial file, which never grows beyond `count` bytes, whatever the server sends."""
-    begun = size(partial) or 0
+    start = size(partial) or 0
     with (
-        _answer(address, "GET", **({"Range": f"bytes={begun}-"} if begun else {})) as answer,
+        _answer(address, "GET", **({"Range": f"bytes={start}-"} if start else {})) as answer,
         partial.open("ab") as f,
-        tqdm(total=count, initial=begun, desc=partial.stem, unit="B", unit_scale=True, disable=None) as bar,
+        tqdm(total=count, initial=start, desc=partial.stem, unit="B", unit_scale=True, disable=None) as bar,
     ):
-        if begun and answer.status != http.client.PARTIAL_CONTENT:  # the server does not support ranges
+        if start and answer.status != http.client.PARTIAL_CONTENT:  # the server does not support ranges
             f.seek(0)
             f.truncate()
             bar.reset()
@@ -451,7 +451,7 @@ def _check(path: Path, count: int, digests: Mapping[str, str | None], staging: P
 
 
 def _move(staged: Path, folder: Path) -> None:
-    """Move a folder to its destination: as a whole if the destination does not exist, else the files that it lacks."""
+    """Move a folder to its destination: as a whole if the destination does not exist, else the missing files."""
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         os.replace(staged, folder)

@@ -25,9 +25,10 @@ from specbench.storage.files import content
 
 T = TypeVar("T")
 
-#: Maximum bytes of a text file (COCO's captions have 92 million), and maximum values in a YAML file: with aliases, even
-#: a short one can expand to any size.
-LARGEST, _VALUES = 2**27, 100_000
+#: Maximum bytes of a text file (COCO's captions have 92 million) and of a YAML file.
+LARGEST, _LARGEST_YAML = 2**27, 1_000_000
+#: Maximum values in a YAML file: with aliases, even a short one can expand to any size.
+_VALUES = 100_000
 
 
 def read_text(path: Path, way_out: str = "name another file", largest: int = LARGEST) -> str:
@@ -122,10 +123,10 @@ def from_yaml(text: str) -> Any:
     return yaml.load(text, _Loader)  # noqa: S506 (a safe loader)
 
 
-def read_yaml(path: Path, way_out: str = "fix the file", largest: int = 1_000_000) -> dict[str, Any]:
+def read_yaml(path: Path, way_out: str = "fix the file") -> dict[str, Any]:
     """The NAME: VALUE lines of a YAML file, with the same values as Hydra reads; {} for an empty file. UsageError for
     any mistake."""
-    text = read_text(path, way_out, largest)
+    text = read_text(path, way_out, _LARGEST_YAML)
     try:
         values = from_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as e:

@@ -396,12 +396,12 @@ def _filled(source: Source, where: str, label: str, values: Mapping[str, Any]) -
     """A label with the values of the parameters that it names in braces. UsageError for a parameter that the line does
     not set."""
 
-    def value_of(place: re.Match[str]) -> str:
-        if place[1] in values and place[1] not in _OF_LINE:
-            return _shown(values[place[1]])
-        if place[1] in parameters.table():
-            raise source.fault(f"{where}: the label names {place[0]}, which the line does not set: give it a value")
-        return place[0]
+    def value_of(match: re.Match[str]) -> str:
+        if match[1] in values and match[1] not in _OF_LINE:
+            return _shown(values[match[1]])
+        if match[1] in parameters.table():
+            raise source.fault(f"{where}: the label names {match[0]}, which the line does not set: give it a value")
+        return match[0]
 
     return re.sub(r"\{(\w+)\}", value_of, label)
 

@@ -40,7 +40,7 @@ def build(plan: TablePlan, command: str) -> tuple[TableSheet, Table, dict[str, C
         models = {key: ", ".join(filter(None, runs[0].cell.group)) for key, runs in lines.items()}
     p_values = _p_values(plan, members, table.columns)
     # A biased distance has no star: the bias of two methods can differ.
-    significant = {place for place, p in p_values.items() if p < 1 - LEVEL}
+    significant = {cell for cell, p in p_values.items() if p < 1 - LEVEL}
     differing = {(key, name) for key, name in significant if not is_biased(rows[key] or {}, name)}
     commands = {key: runs[0].command for key, runs in lines.items()}
     table = replace(table, remarks=())

@@ -45,13 +45,12 @@ _FREE = frozenset(
 
 @dataclass(frozen=True)
 class Forecast:
-    """The forecast of one run. images, existing: of both passes; left_of: missing images of the method, and of its
-    baseline; hours: by device, None if unknown; fault: why the run would be refused now, None if it would start."""
+    """The forecast of one run. images, existing: of both passes; hours: by device, None if unknown; fault: why
+    the run would be refused now, None if it would start."""
 
     run: PlannedRun
     images: int
     existing: int
-    left_of: tuple[int, int]
     hours: Mapping[str, float | None]
     fault: UsageError | None
 
@@ -314,7 +313,7 @@ def _forecast(run: PlannedRun, planner: Planner, chosen: Mapping[str, Device] | 
     on_cpu = cfg.device == "cpu" or (not is_real and not torch.cuda.is_available())
     names = chosen or (["cpu"] if on_cpu else DEVICES)
     hours = {name: planner.hours(cfg, left_of, name) for name in names} if any(left_of) else {}
-    return Forecast(run, images, images - sum(left_of), left_of, hours, planner.fault(run, any(left_of)))
+    return Forecast(run, images, images - sum(left_of), hours, planner.fault(run, any(left_of)))
 
 
 def as_text(hours: float | None) -> str:

@@ -232,8 +232,8 @@ class _Builder:
             why = self.table.no_run(line, model) or f"Not measured yet; to measure it: {self.command}"
             return TableEntry(line.label, "measured", model, (), (notes.gap(why),) * len(columns))
         cells = tuple(self._measured_cell(line, column, row) for column in columns)
-        told = [remark_text.said(r) for r in remarks_of(row) if r.column not in COLUMNS]
-        marks = tuple(notes.mark(f"Remark of the run: {text}.") for text in told)
+        texts = [remark_text.said(r) for r in remarks_of(row) if r.column not in COLUMNS]
+        marks = tuple(notes.mark(f"Remark of the run: {text}.") for text in texts)
         return TableEntry(line.label, "measured", model, marks, cells, row_id=row.get("run_id", ""))
 
     def _measured_cell(self, line: Line, column: Column, row: Cells) -> TableCell:
@@ -431,62 +431,76 @@ def printed(sheet: TableSheet) -> PrintedTable:
     """Arranges a sheet: the values of a method are in one line if the paper has few models, else in one line per model.
     The marks of the notes follow the order of reading."""
     notes = Notes({text: mark for mark, text in sheet.notes})
-    published = [_has_value(e.cells) for e in sheet.entries if e.kind == "published"]
+    published = [e for e in sheet.entries if e.kind == "published"]
     entries = [e for e in sheet.entries if e.kind == "measured" or _has_value(e.cells)]
     remarks: list[str] = []
-    if len({e.model for e in entries if e.kind == "published"}) <= SIDE_BY_SIDE:
+    if len({e.model for e in published if _has_value(e.cells)}) <= SIDE_BY_SIDE:
         names, headers, lines = _side_by_side(sheet, notes)
         kind = "Lines"
     else:
         names, headers, lines = _one_below_the_other(sheet.headers, entries)
         kind = "Measured lines"
-        if absent := published.count(False):
+        if absent := sum(not _has_value(e.cells) for e in published):
             remarks.append(f"Published lines without any value are left out: {absent}.")
     texts = {mark: text for text, mark in notes.marks.items()}
+
+    # Leave out lines and columns without any value.
     filled = [line for line in lines if _has_value(line[names:])]
     remarks += _left_out(kind, [(line[0].value, line) for line in lines if line not in filled], texts)
     columns = [[line[i] for line in filled] for i in range(len(headers))]
     shown = [i for i, cells in enumerate(columns) if i < names or _has_value(cells)]
     empty = [(headers[i].title, cells) for i, cells in enumerate(columns) if filled and i not in shown]
     remarks += _left_out("Columns", empty, texts)
+
+    # Number the marks in the order of reading: headers, then line by line.
     order = Notes()
 
     def marks(old: Iterable[str]) -> tuple[str, ...]:
         return tuple(mark if mark == DIFFERS else order.mark(texts[mark]) for mark in old)
 
-    heads = [
-        replace(headers[i], marks=marks(headers[i].marks), source_marks=marks(headers[i].source_marks)) for i in shown
-    ]
+    printed_headers = []
+    for i in shown:
+        header = headers[i]
+        printed_headers.append(replace(header, marks=marks(header.marks), source_marks=marks(header.source_marks)))
     printed_lines = []
-    for before, line in zip([(), *filled], filled, strict=False):
-        first = TableCell() if line[:1] == before[:1] else line[0]  # a method is named once
-        cells = (first, *(line[i] for i in shown[1:]))
+    previous: tuple[TableCell, ...] = ()
+    for line in filled:
+        first = TableCell() if line[:1] == previous[:1] else line[0]  # a method is named once
+        cells = [first, *(line[i] for i in shown[1:])]
         printed_lines.append(tuple(replace(cell, marks=marks(cell.marks)) for cell in cells))
+        previous = line
     star = [(DIFFERS, texts[DIFFERS])] if DIFFERS in texts else []
-    return PrintedTable(names, tuple(heads), tuple(printed_lines), (*order.all(), *star), (*remarks, *sheet.remarks))
+    return PrintedTable(
+        names, tuple(printed_headers), tuple(printed_lines), (*order.all(), *star), (*remarks, *sheet.remarks)
+    )
 
 
 def _side_by_side(sheet: TableSheet, notes: Notes) -> _Columns:
     """One line for each method, with a column for each source of a value. A mark of all entries of a source is in the
     header."""
-    methods: list[dict[str, TableEntry]] = []  # by source
+    # The entries of each method, by source: a measured entry, then those that belong to it.
+    methods: list[dict[str, TableEntry]] = []
     for e in sheet.entries:
         if e.kind == "measured":
             methods.append({})
         methods[-1][_source(e)] = e
     by_source: dict[str, list[TableEntry]] = {"measured": []}
-    for source, e in (pair for method in methods for pair in method.items()):
-        by_source.setdefault(source, []).append(e)
+    for method in methods:
+        for source, e in method.items():
+            by_source.setdefault(source, []).append(e)
     shared = {source: _shared_marks(group) for source, group in by_source.items()}
-    columns = [
-        (i, source)
-        for i in range(len(sheet.headers))
-        for source, group in by_source.items()
-        if source == "measured" or _has_value(e.cells[i] for e in group)
-    ]
+
+    # The columns: each header for every source that has a value under it.
+    columns = []
+    for i in range(len(sheet.headers)):
+        for source, group in by_source.items():
+            if source == "measured" or _has_value(e.cells[i] for e in group):
+                columns.append((i, source))
     single = all(source == "measured" for _, source in columns)
     several = len({e.model for e in by_source["measured"]}) > 1
-    headers = [Header("Method", "", shared["measured"]), *[Header("Model", "", ())] * several]
+    headers = [Header("Method", "", shared["measured"])]
+    if several:
+        headers.append(Header("Model", "", ()))
     names = len(headers)
     for i, source in columns:
         of = () if source == "measured" else shared[source]
@@ -495,7 +509,8 @@ def _side_by_side(sheet: TableSheet, notes: Notes) -> _Columns:
     for method in methods:
         measured = method["measured"]
         line = [TableCell(measured.method, marks=_without(measured.marks, shared["measured"]))]
-        line += [TableCell(measured.model)] * several
+        if several:
+            line.append(TableCell(measured.model))
         for i, source in columns:
             entry = method.get(source)
             if entry is None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from specbench.compare import breakdown, passes
 from specbench.compare.breakdown import Group
-from specbench.config import configuration, parameters
+from specbench.config import configuration, parameters, registry
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError, plain
 from specbench.rows import baseline, collected, provenance, remark_text, selection
@@ -80,7 +80,7 @@ class Shot:
 class ReportContent:
     """rows: of runs, each with its source file; baselines: of the vanilla AR images that these runs decoded, see
     `rows.baseline`; audits: rows of `specbench audit`; shots: run_id -> images by prompt index; groups: run_id -> its
-    `rows.breakdown`; folders: of the runs, with their run_id; notes: skipped runs, and why; by_id: run_id -> row,
+    `compare.breakdown`; folders: of the runs, with their run_id; notes: skipped runs, and why; by_id: run_id -> row,
     for all rows that were read."""
 
     rows: list[Columns] = field(default_factory=list)
@@ -335,7 +335,7 @@ def page_data(report: ReportContent) -> dict[str, Any]:
                 "lossless": is_lossless(row),
                 "sampling": _sampling(row),
                 "label": label(row),
-                "parameters": differences(row),
+                "parameters": changed_parameters(row),
                 "n": row["n"],
                 "command": row["command"],
                 "exact": row["command_exact"],
@@ -400,7 +400,7 @@ def _sampling(row: Row) -> dict[str, str]:
     names = parameters.declared("model", row["model"]) & COLUMNS.keys() - {"model"}
     values = {name: row[name] for name in sorted(names) if row[name] is not None}
     if "weights" in values:
-        values["weights"] = values["weights"].partition("+")[0]  # without the drafter's weights
+        values["weights"] = registry.target_weights(values["weights"])
     return {name: _short(value) for name, value in values.items()}
 
 
@@ -444,10 +444,10 @@ def _numbers(text: str | None) -> list[float] | None:
 
 def label(row: Row) -> str:
     """A method and its differences from its preset, such as "cool_sd delta=2"."""
-    return " ".join([str(row["method"]), *(f"{name}={value}" for name, value in differences(row).items())])
+    return " ".join([str(row["method"]), *(f"{name}={value}" for name, value in changed_parameters(row).items())])
 
 
-def differences(row: Row) -> dict[str, str]:
+def changed_parameters(row: Row) -> dict[str, str]:
     """The parameters of a row's method or sampling that differ from the preset of the method with its parts."""
     try:
         arguments, preset = _preset(row)

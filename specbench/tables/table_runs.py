@@ -19,7 +19,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 
 import yaml
@@ -145,10 +145,10 @@ class TablePlan(Plan[TableRun]):
     def with_images(self, run: TableRun) -> Path | None:
         """The folder with the images of a run's row: its own, or that of the same run in another table; None if both
         are missing."""
-        places = [run.folder]
+        folders = [run.folder]
         if self.results is not None and not run.folder.exists():
-            places = sorted(self.home.parents[1].glob(f"*/{self.home.name}/*-{run.folder.name.rpartition('-')[2]}"))
-        return next((place for place in places if run.row is not None and _is_of(place, run.row)), None)
+            folders = sorted(self.home.parents[1].glob(f"*/{self.home.name}/*-{run.folder.name.rpartition('-')[2]}"))
+        return next((folder for folder in folders if run.row is not None and _is_of(folder, run.row)), None)
 
     # --- tests between lines ------------------------------------------------------------------------------------------
 
@@ -256,7 +256,7 @@ class TablePlan(Plan[TableRun]):
         return f"{self.table.id:20} {state:14} {f'{have}/{need}':>5} rows  {self.table.title}{hours}"
 
 
-def pooled_row(runs: Sequence[TableRun], in_batches: bool = False) -> Cells | None:
+def pooled_row(runs: Sequence[TableRun], in_batches: bool) -> Cells | None:
     """The row of a printed line. Seconds come from the further runs that measure them, if there are any. in_batches:
     leaves out the remark of every run of a suite that it decoded in batches, which does not apply to these."""
     quality = [run.row for run in runs if run.row is not None and not run.seconds]
@@ -363,58 +363,65 @@ def _of_cell(
 ) -> list[TableRun]:
     """The runs of the lines. In a suite after the vanilla AR runs that they need: one for every sampling of the lines,
     unless a line is vanilla AR itself. Adds to `left_out` why lines have no run."""
-    parts = [*cell.group, f"seed{cell.seed}" if cell.model and cell.seed is not None else "", "seconds" * seconds]
-    place = home.joinpath(*map(_file_name, filter(None, parts)))
-
-    def planned(line: Line) -> tuple[TableRun, str]:
-        """The run of a line, and the digest of what it decodes."""
-        overrides = suite.overrides(line, cell, seconds)
-        of_methods = suite.shared.keys() & {*parameters.method_parameters(), *parameters.PARTS}
-        shared = of_methods - (line.on(suite.model(cell), suite.table.model) or {}).keys()
-        # left out, like a shared parameter that the method of a line does not have
-        if shared and (useless := shared & configuration.without_effect(overrides)):
-            overrides = as_overrides({name: v for name, v in named(overrides).items() if name not in useless})
-        config = configuration.compose(overrides)
-        weights = registry.weights_here(config)
-        decodes = digest(config.changed(**free), weights)
-        run = TableRun(
-            place / f"{bounded_name(line.key)}-{decodes}",
-            config,
-            line.key,
-            line.label,
-            tuple(overrides),
-            suite.table.rows_of,
-            weights,
-            _needs(suite.table, seconds),
-            asked=configuration.names_metrics(overrides),
-            cell=cell,
-            seconds=seconds,
-        )
-        return run, decodes
-
-    alone: list[TableRun] = []  # of a table
+    plan = partial(_of_line, suite=suite, cell=cell, home=home, free=free, seconds=seconds)
+    without_baseline: list[TableRun] = []
     runs: dict[str, TableRun] = {}  # of a suite, by the digest of what they decode
-    vanillas: dict[str, TableRun] = {}
-    needed: dict[str, str] = {}  # digest of a run -> of its vanilla AR
+    vanillas: dict[str, TableRun] = {}  # that these are compared with, in the same way
+    vanilla_of: dict[str, str] = {}  # digest of a run -> of its vanilla AR
     for line in suite.table.lines:
         try:
             if why := suite.table.no_run(line, suite.model(cell), suite.models[cell.model]):
                 left_out.append(f"{line.label} has no run on {cell.model}: {why.rstrip('.')}")
                 continue
-            run, decodes = planned(line)
+            decodes, run = plan(line)
             if not suite.baseline:
-                alone.append(run)
+                without_baseline.append(run)
                 continue
-            vanilla, needed[decodes] = planned(_vanilla(suite, line, cell))
+            vanilla_decodes, vanilla = plan(_vanilla(suite, line, cell))
         except UsageError as e:
             raise UsageError(f"line {line.key} on {cell.model}: {e}") if cell.model else e from None
         if decodes in runs:
             raise UsageError(f"lines {runs[decodes].key} and {line.key} of {suite.table.id} are the same run")
         runs[decodes] = run
-        vanillas.setdefault(needed[decodes], vanilla)
-    vanillas |= {decodes: runs[decodes] for decodes in vanillas if decodes in runs}
-    others = [(vanillas[needed[decodes]], run) for decodes, run in runs.items() if decodes not in vanillas]
-    return [*alone, *vanillas.values(), *(replace(run, reference=vanilla.folder) for vanilla, run in others)]
+        vanillas.setdefault(vanilla_decodes, vanilla)
+        vanilla_of[decodes] = vanilla_decodes
+
+    # A line that is vanilla AR itself is the run that the others are compared with.
+    references = {decodes: runs.get(decodes, vanilla) for decodes, vanilla in vanillas.items()}
+    compared = [
+        replace(run, reference=references[vanilla_of[decodes]].folder)
+        for decodes, run in runs.items()
+        if decodes not in references
+    ]
+    return [*without_baseline, *references.values(), *compared]
+
+
+def _of_line(line: Line, suite: Suite, cell: Cell, home: Path, free: Parameters, seconds: bool) -> tuple[str, TableRun]:
+    """The digest of what the run of a line decodes, and the run."""
+    overrides = suite.overrides(line, cell, seconds)
+    of_methods = suite.shared.keys() & {*parameters.method_parameters(), *parameters.PARTS}
+    shared = of_methods - (line.on(suite.model(cell), suite.table.model) or {}).keys()
+    # left out, like a shared parameter that the method of a line does not have
+    if shared and (useless := shared & configuration.without_effect(overrides)):
+        overrides = as_overrides({name: v for name, v in named(overrides).items() if name not in useless})
+    config = configuration.compose(overrides)
+    weights = registry.weights_here(config)
+    decodes = digest(config.changed(**free), weights)
+    folders = [*cell.group, f"seed{cell.seed}" if cell.model and cell.seed is not None else "", "seconds" * seconds]
+    run = TableRun(
+        home.joinpath(*map(_file_name, filter(None, folders)), f"{bounded_name(line.key)}-{decodes}"),
+        config,
+        line.key,
+        line.label,
+        tuple(overrides),
+        suite.table.rows_of,
+        weights,
+        _needs(suite.table, seconds),
+        asked=configuration.names_metrics(overrides),
+        cell=cell,
+        seconds=seconds,
+    )
+    return decodes, run
 
 
 def _vanilla(suite: Suite, line: Line, cell: Cell) -> Line:

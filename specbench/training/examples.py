@@ -113,9 +113,8 @@ def _write(
             raise UsageError(
                 f"{folder} has {format_size(free)} of free space, not {format_size(bytes_needed)}: use features=live"
             )
-    share = shards[
-        process_group.process_index :: process_group.num_processes
-    ]  # of all shards: other processes may already have made some
+    # This process's share of all shards, not of the missing ones: other processes may already have made some.
+    share = shards[process_group.process_index :: process_group.num_processes]
     todo = [rows for rows in share if rows in missing]
     with tqdm(total=sum(map(len, todo)), unit="example", desc="examples", disable=not todo) as bar:
         for rows in todo:

@@ -328,7 +328,7 @@ def _mean(statistics: list[dict[str, float]], device: torch.device, process_grou
     return dict(zip(statistics[0], shared.tolist(), strict=True))
 
 
-def _log(path: Path, row: Mapping[str, float], board: Any = None, name: str = "") -> None:
+def _log(path: Path, row: Mapping[str, float], board: Any, name: str) -> None:
     new = not path.exists()
     with path.open("a", newline="") as f:
         writer = csv.DictWriter(f, fieldnames=list(row))

@@ -199,9 +199,8 @@ def test_greedy_decoding_gives_the_one_sequence() -> None:
         assert (row["tv"], row["p_value"]) == (0, 1)
         seen = Exercised.read(row["exercised"])  # the same in every sequence
         assert row["verdict"] == ("lossless" if all(seen.values()) else "undecided")
-        assert (
-            set(seen.values()) <= {1000 * times for times in range(6)} or name == "sjd"
-        )  # its first tokens are random
+        # Its first tokens are random.
+        assert set(seen.values()) <= {1000 * times for times in range(6)} or name == "sjd"
 
 
 def test_a_row_depends_on_the_seed_and_not_on_how_it_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:

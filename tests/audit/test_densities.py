@@ -83,9 +83,8 @@ def test_a_built_in_model_is_a_fair_test(name: str) -> None:
     assert z.std(0).mean() > 0.2
     assert not torch.isclose(z[:, 0], z[:, 1]).all(-1).any()  # the token's own position
     assert not torch.isclose(z, seen(pair.target, tokens.flip(1), existing.flip(1))).all(-1).any()  # the others'
-    assert torch.equal(
-        z, seen(pair.target, torch.where(existing[..., None], tokens, math.nan), existing)
-    )  # and no others
+    # And no others.
+    assert torch.equal(z, seen(pair.target, torch.where(existing[..., None], tokens, math.nan), existing))
     assert not torch.equal(z, seen(pair.target, torch.zeros_like(tokens), existing))
     spreads = []
     for t in range(pair.target.steps):
@@ -151,9 +150,8 @@ def test_a_change_of_any_kind_is_seen() -> None:
     g = torch.Generator().manual_seed(0)
     position = second.tokens + 0.1 * (torch.arange(4) == 2)[:, None]
     by_step = second.tokens + torch.zeros(20_000, 4).scatter_(1, second.order[:, :1], 0.1)[..., None]
-    apart = (
-        second.tokens.clone()
-    )  # the tokens of a position at a step keep their distribution and lose their neighbours
+    # The tokens of a position at a step keep their distribution and lose their neighbours.
+    apart = second.tokens.clone()
     for t, at in itertools.product(range(4), repeat=2):
         rows = (second.order[:, t] == at).nonzero().flatten()
         apart[rows, at] = second.tokens[rows[torch.randperm(len(rows), generator=g)], at]

@@ -256,9 +256,8 @@ def test_the_listed_recipes_equal_the_settings_of_a_training() -> None:
             assert {k: v for k, v in wanted.items() if k not in fixed} == {
                 k: {**values, **changed}[k] for k in wanted if k not in fixed
             }, (name, kind)
-            of_data = next(
-                (text for text in reversed(texts) if "data" in text), {}
-            )  # a recipe's data replace another's
+            # A recipe's data replace another's.
+            of_data = next((text for text in reversed(texts) if "data" in text), {})
             assert wanted["run"] == {k: of_data[k] for k in ("data", "split") if k in of_data}, (name, kind)
 
 
@@ -326,9 +325,8 @@ def test_a_job_that_fails_does_not_stop_the_grid(call: Call, tmp_path: Path, mon
     assert {p.parent.name for p in tmp_path.glob("grid/*/row.csv")} == {"delta=1", "delta=4"}
     code, out, err = call("run", "-m", "metrics=none", "n=1", "delta=2,3", "out=o n")
     assert code == 1
-    assert (
-        out == "o n: 2 runs, 1 stopped, 1 not started; 0 of 4 images; continue with specbench resume 'o n'\n"
-    )  # no row to show
+    # No row to show.
+    assert out == "o n: 2 runs, 1 stopped, 1 not started; 0 of 4 images; continue with specbench resume 'o n'\n"
     code, _, err = call("run", "-m", "metrics=none", "n=1", "delta=3,4", "out=other")
     assert code == 1
     assert "RuntimeError: out of luck" in err

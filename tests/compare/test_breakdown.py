@@ -163,7 +163,7 @@ def test_damaged_records(folders: Folders) -> None:
         of_pass(passes.read(folders.make("huge", huge)))
 
 
-def test_the_report_shows_them(folders: Folders, tmp_path: Path) -> None:
+def test_the_report_shows_them(folders: Folders) -> None:
     records = [image(i, (DENSE, ROWS)[i % 2], category="</script>"[: i % 2 + 1]) for i in range(4)]
     folder = Path(folders.make("one", records, "method=sjd", baseline=[vanilla(i) for i in range(3)]))
     row = dict.fromkeys(ROW) | {"run_id": "run-one", "model": "llamagen_scenes", "method": "sjd", "drafter": "sjd"}

@@ -69,6 +69,7 @@ def test_every_count_of_a_run_is_bounded() -> None:
     assert [name for name, most in high.items() if most is None] == []
     expected = {"window": DRAFT, "nodes": DRAFT, "depth": DEEP, "width": DEEP, "seed": 2**63 - 1, "top_k": 2**31 - 1}
     assert high.items() >= expected.items()
+    assert (trees.DRAFT, trees.DEEP) == (DRAFT, DEEP)  # the configuration is read without torch, which trees import
 
 
 def test_the_bounds_refuse_nothing_that_anyone_runs() -> None:
@@ -86,7 +87,7 @@ def test_a_number_of_thousands_of_digits_costs_a_sentence(call: Call) -> None:
         assert re.search(f"{name} .*digits", refused(call, "run", word)), name
 
 
-def test_an_image_has_fewer_tokens_than_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_has_fewer_tokens_than_the_draft() -> None:
     """Reported before any model is loaded."""
     for model, words, tokens in (
         ("llamagen_scenes", ["method=sjd", "window=257"], 256),

@@ -10,12 +10,12 @@ from specbench.models.pixels import to_float, to_uint8
 
 
 def test_a_sample_is_a_function_of_its_arguments():
-    first, captions, labels = scenes.render("validation", [3, 11])
-    again, captions_again, labels_again = scenes.render("validation", [11, 3])
+    first, captions, labels = scenes.WORLD.render("validation", [3, 11])
+    again, captions_again, labels_again = scenes.WORLD.render("validation", [11, 3])
     assert np.array_equal(first, again[::-1])
     assert captions == captions_again[::-1]
     assert np.array_equal(labels, labels_again[::-1])
-    other = scenes.render("validation", [3], seed=1)
+    other = scenes.WORLD.render("validation", [3], seed=1)
     assert not np.array_equal(other[0][0], first[0])
     assert first.dtype == np.uint8
     assert first.shape == (2, 64, 64, 3)
@@ -86,7 +86,7 @@ def test_every_caption_is_in_the_vocabulary():
 
 
 def test_conversion_to_float_and_back():
-    picture = scenes.render("train", [0])[0]
+    picture = scenes.WORLD.render("train", [0])[0]
     x = to_float(picture)
     assert x.shape == (1, 3, 64, 64)
     assert -1 <= float(x.min()) < float(x.max()) <= 1

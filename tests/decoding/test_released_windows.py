@@ -58,12 +58,12 @@ class Session:
         return None
 
 
-def second_step(drafter: Window, p: Tensor, count: int = 0) -> tuple[Any, Draft, WindowState]:
+def second_step(drafter: Window, p: Tensor) -> tuple[Any, Draft, WindowState]:
     """The window of the first step, and the draft and state of the second, after a step with distributions p (M, V) in
     which nothing was accepted."""
     state = drafter.open(Session(), None, Sampling(), tiny.rng(ROWS))
     history = torch.zeros(ROWS, 40, dtype=torch.int64)
-    counts, step = torch.full((ROWS,), count), torch.zeros(ROWS, dtype=torch.int64)
+    counts, step = torch.zeros(2, ROWS, dtype=torch.int64)
     first = drafter.propose(state, history, counts, step)
     seen = SimpleNamespace(tokens=state.tokens.clone(), probs=state.probs.clone())
     zeros, probs = torch.zeros_like(step), p.expand(ROWS, -1, -1)

@@ -55,11 +55,9 @@ def equal(a: VerificationResult, b: VerificationResult) -> bool:
     return tiny.equal(vars(a), vars(b))
 
 
-def run_on_tables(
-    verification: Verification, drafter: Any, p: list[Tensor], images: int, seed: int = 0
-) -> Decoded[Any]:
+def run_on_tables(verification: Verification, drafter: Any, p: list[Tensor], images: int) -> Decoded[Any]:
     config = DecoderConfig(TabularTarget(p), drafter, rules.exact(), Sampling(), verification=verification)
-    return decode(config, None, tiny.rng(images, seed))
+    return decode(config, None, tiny.rng(images))
 
 
 def test_a_chain_of_one_is_verified_token_by_token() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from gpu_checks.models import at_once
 from hostless import numbers_unknown
 from reachable import named, tensors, undeclared
 from torch import Tensor
@@ -66,13 +67,6 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "pjd": lambda target: ParallelJacobi(4, 3, 0.5),
     "pjd_released": lambda target: ParallelJacobi(4, 2, 0.5, "released", "shifted"),
 }
-
-
-def at_once(functions: Mapping[str, Action], device: torch.device) -> list[Action]:
-    """Replaces a recorder: the functions themselves, after a round that counts."""
-    for function in functions.values():
-        function()
-    return list(functions.values())
 
 
 def conditioning(rows: int, seed: int) -> Any:

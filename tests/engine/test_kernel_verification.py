@@ -253,9 +253,8 @@ def test_nodes_that_are_accepted_in_any_case(rule: Rule) -> None:
     without = (tree.depth == 1) & (torch.arange(tree.nodes, device=DEVICE) != kids[:, :1]) & (row % 2 == 0)[:, None]
     draft.valid &= ~(without.unsqueeze(1) & tree.ancestors).any(-1)
     draft.unverified = torch.zeros_like(draft.valid).scatter_(1, kids[:, :1], (row % 2 == 0)[:, None])
-    p.scatter_(
-        2, draft.tokens[row, kids[:, 0]].view(-1, 1, 1).expand(-1, tree.nodes, 1), 0.0
-    )  # never accepted by itself
+    # Never accepted by itself.
+    p.scatter_(2, draft.tokens[row, kids[:, 0]].view(-1, 1, 1).expand(-1, tree.nodes, 1), 0.0)
     p = p / p.sum(-1, keepdim=True)
     plain = agree(p, draft, rule)
     assert plain.length[::2].min() >= 1

@@ -47,8 +47,8 @@ def damages(path: Path, other: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Ways to damage a file; other: the same file of another run."""
     content = path.read_bytes()
 
-    def flipped(place: int) -> bytes:
-        return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+    def flipped(offset: int) -> bytes:
+        return content[:offset] + bytes([content[offset] ^ 1]) + content[offset + 1 :]
 
     yield "removed", path.unlink
     yield "emptied", lambda: path.write_bytes(b"")
@@ -56,8 +56,8 @@ def damages(path: Path, other: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield "exchanged", lambda: shutil.copy(other, path)
     for cut in {len(content) // 3, content.rfind(b"\n", 0, -1) + 1, len(content) - 1} if content else ():
         yield f"cut at {cut}", lambda cut=cut: path.write_bytes(content[:cut])  # type: ignore[misc]
-    for place in range(0, len(content), max(1, len(content) // 4)):
-        yield f"flipped at {place}", lambda place=place: path.write_bytes(flipped(place))  # type: ignore[misc]
+    for offset in range(0, len(content), max(1, len(content) // 4)):
+        yield f"flipped at {offset}", lambda offset=offset: path.write_bytes(flipped(offset))  # type: ignore[misc]
 
 
 def outcome(folder: Path) -> tuple[str, Any]:
@@ -68,9 +68,11 @@ def outcome(folder: Path) -> tuple[str, Any]:
         return str(e), None
 
 
-@pytest.mark.parametrize("begun", [finished, half])
-def test_damage_changes_no_number(begun: Callable[..., Path], tmp_path: Path, light_metrics: dict[str, str]) -> None:
-    whole, other = begun(tmp_path / "whole"), finished(tmp_path / "other", "seed=5")
+@pytest.mark.parametrize("decoded_run", [finished, half])
+def test_damage_changes_no_number(
+    decoded_run: Callable[..., Path], tmp_path: Path, light_metrics: dict[str, str]
+) -> None:
+    whole, other = decoded_run(tmp_path / "whole"), finished(tmp_path / "other", "seed=5")
     shutil.copytree(whole, tmp_path / "reference")
     run.run(config(), tmp_path / "reference", loader=FakePipeline)
     wanted, names = row_of(tmp_path / "reference"), set[str]()

@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
     """Real images of scenes with the ids 0, 1, ...; their captions are in prompts.tsv next to the folder."""
     pictures = tmp_path / "pictures"
     pictures.mkdir()
-    for i, picture in enumerate(scenes.render("validation", range(N))[0]):
+    for i, picture in enumerate(scenes.WORLD.render("validation", range(N))[0]):
         Image.fromarray(picture).save(pictures / f"{i}.png")
     write_prompts(tmp_path / "prompts.tsv", dict(enumerate(CAPTIONS)))
     return pictures

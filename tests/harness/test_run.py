@@ -540,7 +540,7 @@ def test_a_run_reports_how_it_spent_its_time(bench: Bench) -> None:
     assert (bench.outcome.nothing_left, bench.outcome.spent) == (True, "")
 
 
-def test_the_sheet_holds_every_picture_enlarged(tmp_path: Path) -> None:
+def test_the_sheet_holds_every_picture_enlarged() -> None:
     colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 0, 255), (0, 255, 255)]
     pictures = [np.full((64, 64, 3), c, np.uint8) for c in colours]
     caption = "a very long caption that needs more than a single line to be shown beneath so small a picture"

@@ -46,7 +46,7 @@ def outputs(module: torch.nn.Module, x: Tensor) -> Tensor:
 
 @pytest.fixture(scope="module")
 def pictures() -> Tensor:
-    return to_float(scenes.render("train", range(8))[0])
+    return to_float(scenes.WORLD.render("train", range(8))[0])
 
 
 @pytest.mark.parametrize("kind", ["classifier", "reader"])
@@ -188,7 +188,9 @@ def test_train_all_trains_only_missing_evaluators(tmp_path: Path, monkeypatch: p
     for name in ("CLASSIFIER_RECIPE", "TWO_TOWER_RECIPE"):
         monkeypatch.setattr(te, name, short)
     monkeypatch.setattr(te, "READER_RECIPES", {"scenes": short})
-    train, validation = (Split(*scenes.render(split, range(n))) for split, n in (("train", 24), ("validation", 20)))
+    train, validation = (
+        Split(*scenes.WORLD.render(split, range(n))) for split, n in (("train", 24), ("validation", 20))
+    )
     assets = tmp_path / "assets"
     statistics = te.train_all(scenes.WORLD, train, validation, tmp_path / "work", assets)
     files = [
@@ -218,7 +220,7 @@ def test_train_all_trains_only_missing_evaluators(tmp_path: Path, monkeypatch: p
 def test_training_learns(tmp_path: Path) -> None:
     """Twelve steps on eight pictures: the loss of the same batch must fall well below the loss of a blind guess. In
     float32, because bfloat16 is ten times as slow on a CPU without units for it."""
-    world = Split(*scenes.render("train", range(8)))
+    world = Split(*scenes.WORLD.render("train", range(8)))
     recipe = Recipe(steps=12, batch=8, lr=4e-3, warmup=2, precision="float32")
     reader, statistics = te.train_attributes(
         scenes.WORLD, ev.AttributeReader, world.images, world.labels, recipe, tmp_path
@@ -244,7 +246,7 @@ def test_two_tower_statistics_count_what_they_say() -> None:
         def embed_ids(self, ids: Tensor) -> Tensor:
             return torch.eye(4)
 
-    images, captions, labels = scenes.render("validation", range(4))
+    images, captions, labels = scenes.WORLD.render("validation", range(4))
     statistics = te.evaluate_two_tower(scenes.WORLD, Planted(), images, captions, labels)
     assert statistics["top1"] == 0.5
     assert statistics["own_cosine"] == 0.5
@@ -266,7 +268,7 @@ COMMITTED = [
 
 def test_committed_evaluators_reach_their_statistics() -> None:
     """On 400 validation pictures; 0.97 is the project's target for the reader."""
-    images, captions, labels = scenes.render("validation", range(400))
+    images, captions, labels = scenes.WORLD.render("validation", range(400))
     reader = te.evaluate_attributes(
         scenes.WORLD, ev.load(ASSETS / "scenes_reader.safetensors", ev.AttributeReader), images, labels
     )

@@ -59,7 +59,7 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 parameter.mul_(2.0)
         ev.save(module, folder / name)
     classifier = ev.load(folder / "scenes_classifier.safetensors", ev.Classifier)
-    images, backend = scenes.render("train", range(40))[0], ev.backend(folder / "scenes_classifier.safetensors")
+    images, backend = scenes.WORLD.render("train", range(40))[0], ev.backend(folder / "scenes_classifier.safetensors")
     scenes_reference.ScenesReference.from_images(classifier, images, backend).save(
         folder / "scenes_reference.safetensors"
     )
@@ -68,7 +68,7 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def images() -> np.ndarray:
-    return scenes.render("validation", range(N))[0]
+    return scenes.WORLD.render("validation", range(N))[0]
 
 
 @pytest.fixture(scope="module")
@@ -111,13 +111,13 @@ def frechet(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def test_fid_agrees_with_the_textbook(assets: Path, images: np.ndarray, items: list[Item]) -> None:
-    expected = frechet(features_of(assets, images), features_of(assets, scenes.render("train", range(40))[0]))
+    expected = frechet(features_of(assets, images), features_of(assets, scenes.WORLD.render("train", range(40))[0]))
     score = measure(["scenes_fid"], images, items, assets)["fid"]
     assert expected > 0.01  # so that a relative tolerance is meaningful
     # the same formula with another square root: both use float64 on float32 features
     assert score.value == pytest.approx(expected, rel=1e-4)
     assert "40 real" in said(score)
-    again = measure(["scenes_fid"], scenes.render("train", range(40))[0], items[:40], assets)["fid"]
+    again = measure(["scenes_fid"], scenes.WORLD.render("train", range(40))[0], items[:40], assets)["fid"]
     assert again.value == pytest.approx(0, abs=1e-5)
 
 
@@ -335,7 +335,7 @@ def test_a_column_is_declared_once(columns: Any, message: str, tmp_path: Path, m
 
 @pytest.fixture(scope="module")
 def real() -> tuple[np.ndarray, list[Item]]:
-    images, captions, labels = scenes.render("validation", range(300))
+    images, captions, labels = scenes.WORLD.render("validation", range(300))
     return images, [Item(i, c, tuple(y)) for i, (c, y) in enumerate(zip(captions, labels.tolist()))]
 
 

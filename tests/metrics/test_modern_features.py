@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,11 @@ TINY: dict[str, Any] = {
 SIZES = ((64, 64), (90, 131), (300, 64), (336, 336))
 
 
-def pictures() -> list[np.ndarray]:
-    """One picture of each size, with coarse structure."""
+def images_of(sizes: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+    """One image of each size (H, W), with coarse structure."""
     stream = np.random.default_rng(0)
-    small = (Image.fromarray(stream.integers(0, 256, (4, 4, 3), np.uint8)) for _ in SIZES)
-    return [np.asarray(picture.resize(size[::-1], Image.NEAREST)) for picture, size in zip(small, SIZES)]
+    small = (Image.fromarray(stream.integers(0, 256, (4, 4, 3), np.uint8)) for _ in sizes)
+    return [np.asarray(image.resize(size[::-1], Image.NEAREST)) for image, size in zip(small, sizes)]
 
 
 def some_items(n: int) -> list[Item]:
@@ -104,8 +105,8 @@ def vision(settings: dict[str, Any]) -> torch.nn.Module:
 def outputs(name: str, folder: Path) -> np.ndarray:
     """A scorer's outputs. They must not depend on the batch."""
     scorer = metrics.metric(name, ScoringContext(folder, folder)).scorer()
-    together = scorer(pictures(), some_items(4))
-    alone = [scorer([image], [item]) for image, item in zip(pictures(), some_items(4))]
+    together = scorer(images_of(SIZES), some_items(4))
+    alone = [scorer([image], [item]) for image, item in zip(images_of(SIZES), some_items(4))]
     assert np.array_equal(together, np.concatenate(alone))
     assert together.dtype == np.float32
     return together
@@ -127,7 +128,7 @@ def test_dinov2_s_features_equal_timm(weights: Path) -> None:
         ]
     )
     with torch.no_grad():
-        expected = reference(torch.stack([prepare(Image.fromarray(image)) for image in pictures()])).numpy()
+        expected = reference(torch.stack([prepare(Image.fromarray(image)) for image in images_of(SIZES)])).numpy()
     assert np.ptp(expected, axis=0).mean() > 0.1
     np.testing.assert_allclose(outputs("fd_dinov2", weights), expected, atol=1e-4)
     key = metrics.metric("fd_dinov2", ScoringContext(weights, weights)).cache_key
@@ -188,7 +189,7 @@ def test_clip_s_embeddings_equal_open_clip(weights: Path) -> None:
         return transforms.Normalize(*statistics)(transforms.ToTensor()(picture))
 
     with torch.no_grad():
-        expected = tower(torch.stack([prepared(image) for image in pictures()])).numpy()
+        expected = tower(torch.stack([prepared(image) for image in images_of(SIZES)])).numpy()
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     assert np.ptp(expected, axis=0).mean() > 0.02
     np.testing.assert_allclose(outputs("cmmd", weights), expected, atol=1e-5)
@@ -289,7 +290,7 @@ def test_a_folder_is_compared_with_a_reference(
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "pictures"
     folder.mkdir()
-    for i, image in enumerate(pictures()):
+    for i, image in enumerate(images_of(SIZES)):
         Image.fromarray(image).save(folder / f"{i}.png")
     options = ("metrics=[fd_dinov2,cmmd]", f"metrics_dir={weights}", "device=cpu")
     assert cli.main(["reference", "data=coco2017", f"images={folder}", *options]) == 0

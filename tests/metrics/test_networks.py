@@ -20,7 +20,8 @@ import torch
 from commands import said
 from PIL import Image
 from safetensors.torch import save_file
-from test_preference import ITEMS, PROMPTS, pictures
+from test_modern_features import images_of
+from test_preference import ITEMS, PROMPTS, SIZES
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision import transforms
@@ -37,9 +38,9 @@ from specbench.storage.image_files import read
 PUBLISHED = weights.published
 
 
-def randomise(tensors: dict[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
+def randomise(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Random values that keep the scale of a layer's input, so that outputs differ clearly."""
-    stream = torch.Generator().manual_seed(seed)
+    stream = torch.Generator().manual_seed(0)
     values = {}
     for name, old in tensors.items():
         x = torch.randn(old.shape, generator=stream)
@@ -105,20 +106,20 @@ def reference(path: Path, prepared: Any, captions: Sequence[str], shown: Sequenc
 
 
 def score_outputs(name: str, folder: Path, shown: Sequence[np.ndarray] | None = None) -> np.ndarray:
-    return metrics.metric(name, context_at(folder)).scorer()(pictures() if shown is None else shown, ITEMS)
+    return metrics.metric(name, context_at(folder)).scorer()(images_of(SIZES) if shown is None else shown, ITEMS)
 
 
 def assert_independent_rows(name: str, folder: Path) -> None:
     """Checks that an image's outputs do not depend on the batch."""
     scorer, together = metrics.metric(name, context_at(folder)).scorer(), score_outputs(name, folder)
-    alone = np.concatenate([scorer([x], [item]) for x, item in zip(pictures(), ITEMS)])
+    alone = np.concatenate([scorer([x], [item]) for x, item in zip(images_of(SIZES), ITEMS)])
     assert np.array_equal(together, alone)
-    assert np.array_equal(scorer(pictures()[::-1], ITEMS[::-1]), together[::-1])
+    assert np.array_equal(scorer(images_of(SIZES)[::-1], ITEMS[::-1]), together[::-1])
 
 
 def test_cosines_equal_open_clip(clip: Path) -> None:
     outputs = score_outputs("clip_b32", clip)
-    expected = reference(clip / "clip_b32" / "open_clip_model.safetensors", None, PROMPTS, pictures())
+    expected = reference(clip / "clip_b32" / "open_clip_model.safetensors", None, PROMPTS, images_of(SIZES))
     assert outputs.shape == (4, 1)
     assert np.ptp(expected) > 0.05
     np.testing.assert_allclose(outputs[:, 0], expected, atol=1e-6)
@@ -146,7 +147,7 @@ def test_a_tower_has_the_published_size(architecture: str, gelu: bool, size: int
 def test_a_score_uses_the_chosen_model(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requested = []
     monkeypatch.setattr(towers, "config", lambda architecture: requested.append(architecture) or TINY)
-    scores = metrics.score(["clip_b32"], pictures(), ITEMS, context_at(clip))
+    scores = metrics.score(["clip_b32"], images_of(SIZES), ITEMS, context_at(clip))
     assert set(requested) == {"ViT-B-32-quickgelu"}
     assert list(scores) == ["clip_score"]
     score, each = scores["clip_score"], score_outputs("clip_b32", clip)[:, 0]
@@ -157,7 +158,7 @@ def test_a_score_uses_the_chosen_model(clip: Path, monkeypatch: pytest.MonkeyPat
     assert score.backend.endswith(", 224 bicubic")
     assert re.search(r"^1 of 4 .*\b77 tokens", said(score))
     shuffled = [2, 0, 3, 1]
-    shown, items = [pictures()[i] for i in shuffled], [ITEMS[i] for i in shuffled]
+    shown, items = [images_of(SIZES)[i] for i in shuffled], [ITEMS[i] for i in shuffled]
     assert metrics.score(["clip_b32"], shown, items, context_at(clip, batch=3)) == scores
 
 
@@ -189,10 +190,10 @@ def test_times_100_equals_torchmetrics_definition_on_sjd_s_images(
 
     clip_score = CLIPScore(lambda: (Model(), Processor()))
     with torch.no_grad():
-        for picture, prompt in zip(pictures(), PROMPTS):
+        for picture, prompt in zip(images_of(SIZES), PROMPTS):
             x = torch.tensor(np.array(Image.fromarray(picture))).unsqueeze(0).permute(0, 3, 1, 2)
             clip_score.update(F.interpolate(x, size=(299, 299), mode="bilinear", align_corners=False), [prompt])
-    ours = metrics.score(["clip_b16_x100"], pictures(), ITEMS, context_at(tmp_path))["clip_score"]
+    ours = metrics.score(["clip_b16_x100"], images_of(SIZES), ITEMS, context_at(tmp_path))["clip_score"]
     assert ours.value == pytest.approx(float(clip_score.compute()), abs=1e-4)
     assert ours.backend.endswith(", 299 bilinear, then 224 bicubic, x100")
 
@@ -229,7 +230,7 @@ def test_lantern_s_prefix_and_images(clip: Path) -> None:
         return tensor
 
     path = clip / "clip_b32" / "open_clip_model.safetensors"
-    expected = reference(path, prepared, [f"A photo depicts {prompt}" for prompt in PROMPTS], pictures())
+    expected = reference(path, prepared, [f"A photo depicts {prompt}" for prompt in PROMPTS], images_of(SIZES))
     np.testing.assert_allclose(score_outputs("clip_b32_lantern", clip)[:, 0], expected, atol=1e-6)
     key = metrics.metric("clip_b32_lantern", context_at(clip)).cache_key
     assert "256 Lanczos as LANTERN, then 224 bicubic, prefix 'A photo depicts '" in key
@@ -292,7 +293,7 @@ def test_absent_weights_are_reported_with_the_way_to_get_them(tmp_path: Path, mo
         assert metrics.missing(name, context) == message
         assert file in {name for fill in registry.evaluators()[part].files for name in fill.split("|")}
     assert f"metrics=hpsv2 metrics_dir={tmp_path / 'w'}`" in metrics.missing("hpsv2", context_at(tmp_path / "w"))
-    scores = metrics.score(["image_reward", "clip_b32"], pictures(), ITEMS, context)
+    scores = metrics.score(["image_reward", "clip_b32"], images_of(SIZES), ITEMS, context)
     assert [s.value for s in scores.values()] == [None, None]
     assert said(scores["image_reward"]).startswith("no ImageReward.pt: ")
 
@@ -326,8 +327,8 @@ def test_hps_is_the_cosine_of_padded_images(tmp_path: Path, state: dict[str, Ten
         return tensor
 
     outputs = score_outputs("hpsv2", tmp_path)
-    np.testing.assert_allclose(outputs[:, 0], reference(whole, prepared, PROMPTS, pictures()), atol=1e-6)
-    score = metrics.score(["hpsv21"], pictures(), ITEMS, context_at(tmp_path))["hpsv2"]
+    np.testing.assert_allclose(outputs[:, 0], reference(whole, prepared, PROMPTS, images_of(SIZES)), atol=1e-6)
+    score = metrics.score(["hpsv21"], images_of(SIZES), ITEMS, context_at(tmp_path))["hpsv2"]
     assert score.value == pytest.approx(outputs.mean(), abs=1e-12)
     assert score.backend.startswith("hps-v2.1@")
     assert score.backend.endswith(", 224 bicubic, padded")
@@ -447,16 +448,16 @@ def prepared(picture: np.ndarray, side: int) -> Tensor:
 def test_rewards_equal_the_official_layout(folder: Path) -> None:
     w = torch.load(folder / "image_reward/ImageReward.pt", weights_only=True)
     outputs = score_outputs("image_reward", folder)
-    x = torch.stack([prepared(picture, 32) for picture in pictures()])
+    x = torch.stack([prepared(picture, 32) for picture in images_of(SIZES)])
     ids, mask = blip.Captions(folder / "image_reward/text/vocab.txt")(PROMPTS)
     expected = forward(w, x, ids, mask).numpy()
     assert outputs.shape == (4, 1)
     assert np.ptp(expected) > 0.05
     np.testing.assert_allclose(outputs[:, 0], expected, atol=2e-6)
-    swapped = score_outputs("image_reward", folder, pictures()[::-1])  # both towers affect the reward
+    swapped = score_outputs("image_reward", folder, images_of(SIZES)[::-1])  # both towers affect the reward
     assert np.abs(swapped - outputs).min() > 1e-4
     assert_independent_rows("image_reward", folder)
-    scores = metrics.score(["image_reward"], pictures(), ITEMS, context_at(folder, batch=3))["image_reward"]
+    scores = metrics.score(["image_reward"], images_of(SIZES), ITEMS, context_at(folder, batch=3))["image_reward"]
     assert scores.value == pytest.approx(float(outputs.mean()), abs=1e-6)
     assert re.search(r"^1 of 4 .*\b35 tokens", said(scores))
     assert scores.backend.startswith("image-reward@")
@@ -580,12 +581,14 @@ def test_without_the_package_its_environment_is_named(folder: Path) -> None:
 
 def test_the_package_s_model_is_filled_and_gives_the_same_rewards(folder: Path, package: Any) -> None:
     names = ["image_reward", "image_reward_package"]
-    plain, other = (metrics.score([name], pictures(), ITEMS, context_at(folder))["image_reward"] for name in names)
+    plain, other = (
+        metrics.score([name], images_of(SIZES), ITEMS, context_at(folder))["image_reward"] for name in names
+    )
     assert other.value == pytest.approx(plain.value, abs=2e-6)
     assert other.backend.startswith("image-reward-package-1.5@")
     assert package.module.init_tokenizer is package.init  # restored
     with pytest.raises(UsageError, match="image_reward.*image_reward_package.*image_reward"):
-        metrics.score(names, pictures(), ITEMS, context_at(folder))
+        metrics.score(names, images_of(SIZES), ITEMS, context_at(folder))
 
 
 def test_the_package_refuses_a_file_without_a_tensor(folder: Path, package: Any) -> None:

@@ -13,7 +13,7 @@ import torch
 from commands import said
 from PIL import Image
 from safetensors.torch import save_file
-from test_modern_features import randomise
+from test_modern_features import images_of, randomise
 from torch import Tensor
 from torchvision import transforms
 
@@ -34,18 +34,11 @@ TINY: dict[str, Any] = {
 }
 
 
-def pictures() -> list[np.ndarray]:
-    """One picture of each size, with coarse structure."""
-    stream = np.random.default_rng(0)
-    small = (Image.fromarray(stream.integers(0, 256, (4, 4, 3), np.uint8)) for _ in SIZES)
-    return [np.asarray(picture.resize(size[::-1], Image.NEAREST)) for picture, size in zip(small, SIZES)]
-
-
 def outputs(name: str, folder: Path) -> np.ndarray:
     """A scorer's outputs. They must not depend on the batch."""
     scorer = metrics.metric(name, ScoringContext(folder, folder)).scorer()
-    together = scorer(pictures(), ITEMS)
-    alone = [scorer([image], [item]) for image, item in zip(pictures(), ITEMS)]
+    together = scorer(images_of(SIZES), ITEMS)
+    alone = [scorer([image], [item]) for image, item in zip(images_of(SIZES), ITEMS)]
     assert np.array_equal(together, np.concatenate(alone))
     return together
 
@@ -114,13 +107,13 @@ def test_pickscore_equals_its_authors_code(pick: Path) -> None:
 
     expected = []
     with torch.no_grad():
-        for image, prompt in zip(pictures(), PROMPTS):
+        for image, prompt in zip(images_of(SIZES), PROMPTS):
             tokens = hf_tokenizer()([prompt], truncation=True, max_length=77, return_tensors="pt")
             output = reference(pixel_values=prepared(image)[None], **tokens)
             expected.append(float(output.logits_per_image))
     assert np.ptp(expected) > 5
     np.testing.assert_allclose(outputs("pickscore", pick)[:, 0], expected, rtol=1e-4, atol=1e-4)
-    score = metrics.score(["pickscore"], pictures(), ITEMS, ScoringContext(pick, pick))["pickscore"]
+    score = metrics.score(["pickscore"], images_of(SIZES), ITEMS, ScoringContext(pick, pick))["pickscore"]
     assert score.value == pytest.approx(np.mean(expected), rel=1e-4)
     assert score.stderr == pytest.approx(np.std(expected, ddof=1) / 2, rel=1e-3)
     assert score.backend.startswith("pickscore-v1@")

@@ -139,11 +139,12 @@ def test_few_pairs_need_students_t(effect: float) -> None:
     assert reach(needed, needed**-0.5) <= effect * (1 + 1e-9)
 
 
-def _row_of(a: np.ndarray, b: np.ndarray, column: str = "clip_score") -> dict[str, float]:
-    """The columns of a metric for a method's images (b) against vanilla's (a)."""
+def _row_of(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
+    """The columns of the CLIP score for a method's images (b) against vanilla's (a)."""
     d = b - a
     error = float(d.std(ddof=1) / np.sqrt(len(d)))
-    return {"n": len(d), column: b.mean(), f"{column}_difference": d.mean(), f"{column}_difference_stderr": error}
+    difference = {"clip_score_difference": d.mean(), "clip_score_difference_stderr": error}
+    return {"n": len(d), "clip_score": b.mean()} | difference
 
 
 def _numbers(text: str) -> list[float]:

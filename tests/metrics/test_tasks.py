@@ -23,8 +23,8 @@ from specbench.storage.image_files import ImageArray
 N = 60
 
 
-def box_at(x: float, y: float, colour: str = "", half: float = 5) -> Detection:
-    return Detection((x - half, y - half, x + half, y + half), colour)
+def box_at(x: float, y: float, colour: str = "") -> Detection:
+    return Detection((x - 5, y - 5, x + 5, y + 5), colour)
 
 
 def own_colours(detections: Any, _: str) -> list[str]:
@@ -166,8 +166,7 @@ def test_prompts_without_labels_or_tasks_are_refused(drawn: np.ndarray) -> None:
     assert few["geneval"].value is None
     assert said(few["geneval"]).endswith(" two_object, counting, position, color_attr")
     assert few["geneval_colors"].value == 1.0
-    per_task = score(
-        np.roll(drawn[:6], 1, 0), scenes_geneval.items(PromptSelection("scenes_geneval", 6))
-    )  # one prompt per task
+    # One prompt per task.
+    per_task = score(np.roll(drawn[:6], 1, 0), scenes_geneval.items(PromptSelection("scenes_geneval", 6)))
     assert per_task["geneval"].value is not None
     assert {task_score.stderr for task_score in per_task.values()} == {None}

@@ -19,12 +19,13 @@ from specbench.decoding.continuous.trajectory import draw_trajectory, own_log_de
 from specbench.decoding.rng import RandomStreams
 from specbench.engine.graph import Eager
 from specbench.errors import UsageError
-from specbench.models import denoiser, diffusion, mar, mar_sampling, vq
+from specbench.models import denoiser, diffusion, mar_sampling, vq
 from specbench.models.loading import image_tokenizers, mar_official, official
 from specbench.models.loading.bundle import shape_of
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided
 from specbench.models.pixels import to_uint8
+from tools.scenes import mar_loss
 from tools.scenes.mar import loss_of
 
 SMALL = MARConfig(
@@ -287,12 +288,12 @@ def test_the_bound_is_least_at_the_true_variance_and_leaves_the_mean_alone():
     index = torch.tensor([1, 30, 500, 999])
     x = s.noised(x0, noise, index)
     true = torch.full_like(x0, -1.0)  # the variance of the posterior
-    assert s.bound(x0, x, noise, true, index).abs().max() < 1e-9
+    assert mar_loss.bound(s, x0, x, noise, true, index).abs().max() < 1e-9
     for v in (true - 0.1, true + 0.1):
-        assert (s.bound(x0, x, noise, v, index) > 0).all()
+        assert (mar_loss.bound(s, x0, x, noise, v, index) > 0).all()
     eps = (noise + 0.1).requires_grad_()
     place = torch.zeros_like(x0, requires_grad=True)
-    s.bound(x0, x, eps, place, index).sum().backward()
+    mar_loss.bound(s, x0, x, eps, place, index).sum().backward()
     assert eps.grad is None
     assert (place.grad != 0).all()
     # At the last step: bits of a bin of 2 / 255, under a normal distribution with the chosen variance around the
@@ -300,27 +301,27 @@ def test_the_bound_is_least_at_the_true_variance_and_leaves_the_mean_alone():
     last = torch.zeros(4, dtype=torch.int64)
     x = s.noised(x0, noise, last)
     off = noise + torch.tensor([0.0, 0.5, -1.0])
-    law = torch.distributions.Normal(s.x0(x, off, last), (0.5 * s.log_betas[0]).exp())
-    bits = -(law.cdf(x0 + 1 / 255) - law.cdf(x0 - 1 / 255)).log2().mean(1)
-    torch.testing.assert_close(s.bound(x0, x, off, torch.ones_like(x0), last), bits)
+    normal = torch.distributions.Normal(s.x0(x, off, last), (0.5 * s.log_betas[0]).exp())
+    bits = -(normal.cdf(x0 + 1 / 255) - normal.cdf(x0 - 1 / 255)).log2().mean(1)
+    torch.testing.assert_close(mar_loss.bound(s, x0, x, off, torch.ones_like(x0), last), bits)
 
 
 def test_training_masks_have_one_share_and_random_positions():
     rng = torch.Generator().manual_seed(0)
     shares = []
     for _ in range(400):
-        drawn = mar.masks(3, 1000, rng)
+        drawn = mar_loss.masks(3, 1000, rng)
         count = drawn.sum(1)
         assert (count == count[0]).all()
         shares.append(int(count[0]) / 1000)
     assert 0.7 <= min(shares) < 0.71
     assert 0.99 < max(shares) <= 1
-    law = torch.distributions.Normal(0.0, 1.0)  # of the share's distance from 1, in units of 0.25, cut at 1.2
-    low = law.cdf(torch.tensor(-1.2))
-    peak = [float(law.log_prob(torch.tensor(x)).exp()) for x in (-1.2, 0.0)]
+    normal = torch.distributions.Normal(0.0, 1.0)  # of the share's distance from 1, in units of 0.25, cut at 1.2
+    low = normal.cdf(torch.tensor(-1.2))
+    peak = [float(normal.log_prob(torch.tensor(x)).exp()) for x in (-1.2, 0.0)]
     mean = 1 + 0.25 * (peak[0] - peak[1]) / float(0.5 - low)
     assert np.mean(shares) == pytest.approx(mean, abs=0.015)  # three standard errors
-    often = torch.stack([mar.masks(1, 8, rng)[0] for _ in range(300)]).float().mean(0)
+    often = torch.stack([mar_loss.masks(1, 8, rng)[0] for _ in range(300)]).float().mean(0)
     assert (often - often.mean()).abs().max() < 0.1
 
 
@@ -338,7 +339,7 @@ def test_a_toy_of_two_classes_is_learnt():
         labels = torch.randint(0, 2, (32,), generator=rng)
         centre = (2 * labels - 1)[:, None, None] * torch.tensor([0.8, -0.5])
         latents = centre + 0.05 * torch.randn(32, 4, 2, generator=rng)
-        loss = loss_of(model, latents, labels, mar.masks(32, 4, rng), rng, dropout=0.1)
+        loss = loss_of(model, latents, labels, mar_loss.masks(32, 4, rng), rng, dropout=0.1)
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

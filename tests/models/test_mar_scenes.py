@@ -241,7 +241,7 @@ def distributions_of(count, seed=0):
 
 
 def test_the_autoencoder_learns_and_its_tokens_have_unit_variance(tmp_path):
-    images = scenes.render("train", range(24))[0]
+    images = scenes.WORLD.render("train", range(24))[0]
     torch.manual_seed(0)
     kl = Latents(replace(TINY_KL, ch_mult=(1, 1, 2, 2), codebook_embed_dim=8))
     before = training.evaluate_kl(kl, images, 4.0)["psnr_db"]
@@ -271,7 +271,7 @@ def test_an_object_counts_more_than_its_background() -> None:
 
 
 def test_mirror_images_are_more_images_of_the_same_classes():
-    images = scenes.render("train", range(6))[0]
+    images = scenes.WORLD.render("train", range(6))[0]
     doubled = training.mirrored(images)
     assert np.array_equal(doubled[:6], images)
     assert np.array_equal(doubled[9], images[3][:, ::-1])
@@ -316,7 +316,7 @@ def test_a_killed_stage_ends_with_the_same_weights(tmp_path, monkeypatch):
         training.train_draft(draft, target, *distributions_of(40), recipe, tmp_path / folder)
         return dict(draft.named_parameters())
 
-    undisturbed, calls, real = trained("whole"), itertools.count(1), MAR.head_loss
+    undisturbed, calls, real = trained("whole"), itertools.count(1), training.head_loss
 
     def killed(*arguments):
         if next(calls) == 6:
@@ -324,7 +324,7 @@ def test_a_killed_stage_ends_with_the_same_weights(tmp_path, monkeypatch):
         return real(*arguments)
 
     with monkeypatch.context() as once:
-        once.setattr(MAR, "head_loss", killed)
+        once.setattr(training, "head_loss", killed)
         with pytest.raises(KeyboardInterrupt):
             trained("parts")
     torch.testing.assert_close(trained("parts"), undisturbed, rtol=0, atol=0)

@@ -295,14 +295,14 @@ def test_every_rule_runs_on_every_drafter(first, name):
 
 
 def test_draws_follow_their_distribution_and_never_hit_a_zero():
-    law = torch.tensor([0.5, 0.0, 0.3, 0.2, 0.0])
+    probs = torch.tensor([0.5, 0.0, 0.3, 0.2, 0.0])
     streams, step = RandomStreams([(0, i) for i in range(50_000)]), torch.zeros(50_000, dtype=torch.int64)
-    seen = torch.bincount(draw(law.expand(50_000, -1), streams.uniform(step, 3, 1)[:, 0]), minlength=5)
+    seen = torch.bincount(draw(probs.expand(50_000, -1), streams.uniform(step, 3, 1)[:, 0]), minlength=5)
     assert seen[1] == seen[4] == 0
     expected = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64) * 50_000
     assert stats.chisquare(seen[[0, 2, 3]], expected).pvalue > 1e-4
-    assert int(draw(law, torch.tensor(1 - 2.0**-23))) == 3
-    pairs = draw_distinct(law.expand(50_000, -1), streams.exponential(step, 3, 5), 2)
+    assert int(draw(probs, torch.tensor(1 - 2.0**-23))) == 3
+    pairs = draw_distinct(probs.expand(50_000, -1), streams.exponential(step, 3, 5), 2)
     assert (pairs[:, 0] != pairs[:, 1]).all()
     # without replacement: the second given the first has the distribution without the first
     first_is_0 = pairs[pairs[:, 0] == 0, 1]

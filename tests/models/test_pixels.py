@@ -23,9 +23,11 @@ from specbench.models.vq import KLModel, VQConfig, VQModel
 ROOT = Path(__file__).resolve().parents[2]
 EMBEDDED = ROOT / "specbench" / "assets" / "scenes_tokenizer.safetensors"
 
+#: `vq_ds8_c2i.pt` (its manifest), which no model of conf/ uses
+LLAMAGEN_8 = VQConfig(ch_mult=(1, 2, 2, 4))
 #: kind -> a small network of this kind
 SMALL = {
-    "llamagen": replace(vq.LLAMAGEN_8.reduced(24), ch_mult=(1, 2, 2)),
+    "llamagen": replace(LLAMAGEN_8.reduced(24), ch_mult=(1, 2, 2)),
     "chameleon": replace(vq.CHAMELEON.reduced(24), ch_mult=(1, 2)),
     "kl": replace(vq.KL16.reduced(0), ch_mult=(1, 2)),
 }
@@ -67,7 +69,7 @@ def test_every_official_tensor_has_one_position():
     for name, cfg, guess, table, ignored in (
         ("vq_ds16_c2i.pt", vq.LLAMAGEN_16, vq.LLAMAGEN_16, *LLAMAGEN),
         ("vq_ds16_t2i.pt", vq.LLAMAGEN_16, vq.LLAMAGEN_16, *LLAMAGEN),
-        ("vq_ds8_c2i.pt", vq.LLAMAGEN_8, vq.LLAMAGEN_16, *LLAMAGEN),
+        ("vq_ds8_c2i.pt", LLAMAGEN_8, vq.LLAMAGEN_16, *LLAMAGEN),
         ("chameleon_vqgan.ckpt", vq.CHAMELEON, vq.CHAMELEON, *TAMING),
         ("kl16.ckpt", vq.KL16, vq.KL16, *TAMING),
         ("movqgan_270M.ckpt", vq.MOVQGAN, vq.MOVQGAN, *TAMING),
@@ -307,8 +309,8 @@ def by_hand(state, cfg, codes, side):
             return x
         y = norm(f"{name}.norm", x)
         q, k, v = (conv(f"{name}.{part}", y).flatten(2) for part in "qkv")
-        law = (q.transpose(1, 2) @ k * x.shape[1] ** -0.5).softmax(-1)
-        return x + conv(f"{name}.proj_out", (v @ law.transpose(1, 2)).view_as(x))
+        probs = (q.transpose(1, 2) @ k * x.shape[1] ** -0.5).softmax(-1)
+        return x + conv(f"{name}.proj_out", (v @ probs.transpose(1, 2)).view_as(x))
 
     table = F.normalize(state["quantize.embedding.weight"], dim=-1)
     x = conv("post_quant_conv", table[codes].view(len(codes), side, side, -1).permute(0, 3, 1, 2))
@@ -354,7 +356,7 @@ def test_pixels_become_bytes_as_in_each_pipeline():
 
 
 def test_a_reduced_tokenizer_is_small_and_makes_images_of_the_same_size():
-    for cfg in (vq.LLAMAGEN_16, vq.LLAMAGEN_8, vq.CHAMELEON, vq.KL16):
+    for cfg in (vq.LLAMAGEN_16, LLAMAGEN_8, vq.CHAMELEON, vq.KL16):
         small = cfg.reduced(0 if cfg.double_z else 40)
         assert (small.downsample, small.double_z) == (cfg.downsample, cfg.double_z)
         assert (small.codebook_l2_norm, small.decoder_attention) == (cfg.codebook_l2_norm, cfg.decoder_attention)

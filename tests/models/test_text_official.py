@@ -191,7 +191,7 @@ def test_prompt_formats() -> None:
 @needs_reference
 def test_special_ids_equal_the_manifests() -> None:
     special, ours = manifest("Lumina-mGPT-7B-768")[0]["config"]["special_ids"], chameleon.ChameleonIds()
-    for field in ("bos", "pad", "eos", "image_end", "image_start", "end_of_turn", "new_line"):
+    for field in ("bos", "pad", "image_end", "image_start", "end_of_turn", "new_line"):
         assert getattr(ours, field) == special[field]
     assert ours.size == special["size_token_base"]
     emu3_ids, published = emu3.Emu3Ids(), manifest("Emu3-Gen")[0]["config"]

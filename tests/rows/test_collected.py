@@ -179,13 +179,8 @@ def test_the_baseline_of_a_grid_is_a_line_like_its_own_run(call: Call, tmp_path:
     run_row = row_of("g/1")
     baseline_row, expected = baseline.baseline_row(tmp_path / "g/1", run_row), row_of("own")
     assert baseline_row is not None
-    measured = (
-        "peak_memory_mib",
-        "text_s",
-        "text_s_stderr",
-        "pixels_s",
-        "pixels_s_stderr",
-    )  # the fake needs no time to decode
+    # The fake needs no time to decode.
+    measured = ("peak_memory_mib", "text_s", "text_s_stderr", "pixels_s", "pixels_s_stderr")
     alike = COLUMNS.keys() - {"run_id", "baseline_run_id", "config_hash", "time", "remarks", *measured}
     assert {name: baseline_row[name] for name in alike} == {name: expected[name] for name in alike}
     assert (baseline_row["run_id"], baseline_row["baseline_run_id"]) == (f"{run_row['run_id']}/baseline",) * 2
@@ -249,7 +244,7 @@ def test_no_other_text_is_a_number(tmp_path: Path) -> None:
         assert not any(selection.condition(f"n={text}")({"n": n}) for n in (10, 12)), text
 
 
-def test_names_of_cells_are_arguments(call: Call, tmp_path: Path) -> None:
+def test_names_of_cells_are_arguments(call: Call) -> None:
     """A cell of a grid is named by its overrides: with commas, which separate folders, and an equals sign."""
     words = ("run", "-m", "method=cool_sd", "delta=1,2", "nu=0.5,0.7", *SMALL, "n=3")
     words = tuple(word for word in words if word != "n=2")

@@ -36,4 +36,4 @@ def test_the_report_shows_the_newest_row_of_every_configuration() -> None:
     newest = {row["config_hash"]: row["run_id"] for row in sorted(rows, key=lambda row: row["time"])}
     assert len(newest) > 400
     missing = sorted(run for run in newest.values() if run not in page)
-    assert not missing, f"specbench report out=results/report.html; it lacks {missing}"
+    assert not missing, f"specbench report out=results/report.html; missing: {missing}"

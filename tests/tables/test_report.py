@@ -187,7 +187,7 @@ def test_texts_are_never_markup(page: Path) -> None:
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", text)  # nothing is fetched
 
 
-def test_mistakes_are_usage_errors(results: Path, tmp_path: Path) -> None:
+def test_mistakes_are_usage_errors(results: Path) -> None:
     for words, message in (
         (["nowhere"], "there is no file or folder nowhere"),
         ([str(results / "bench.csv")], "no rows of runs or audits in"),

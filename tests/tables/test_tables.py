@@ -388,6 +388,14 @@ def test_lists_of_rows_are_drawn(tables: Tables, tmp_path: Path, monkeypatch: py
         assert figures.draw(TABLES[name], {line.key: None for line in TABLES[name].lines}, tmp_path, "none")
 
 
+def test_a_long_label_of_a_vertical_axis_is_broken_between_words() -> None:
+    label = "KL divergence of the emitted distribution from the target's"
+    lines = figures.wrapped(label).split("\n")
+    assert " ".join(lines) == label
+    assert max(map(len, lines)) <= 32
+    assert figures.wrapped("FID") == "FID"
+
+
 def test_every_axis_of_a_figure_has_a_label() -> None:
     for name, table in TABLES.items():
         if isinstance(table.figure, definitions.TableFigure):
@@ -541,9 +549,8 @@ def test_notes_of_rows_about_a_column_are_in_its_head_once() -> None:
     [head] = [dict(sheet.notes)[header.marks[0]] for header in sheet.headers if header.label == "CLIP score"]
     assert re.search(r"\b1 to 3 of 5 captions .* \(2 of 3 lines\); .* \(1 of 3 lines\)", head)
     assert not [text for _, text in sheet.notes if "clip_score: " in text]
-    sheet = _sheet(
-        {"eagle1": _row(clip_score="", remarks=_remarks(free("no weights").about("clip_score")))}
-    )  # a line without the value
+    # A line without the value.
+    sheet = _sheet({"eagle1": _row(clip_score="", remarks=_remarks(free("no weights").about("clip_score")))})
     [unscored] = [e.cells[0] for e in sheet.entries if e.kind == "measured" and e.row_id]
     assert "no weights" in dict(sheet.notes)[unscored.marks[0]]
 
@@ -655,7 +662,7 @@ def test_rows_of_another_configuration_or_of_other_weights_do_not_count(
     assert len(read_rows(tmp_path / "results/coolsd_table1.csv")) == 3 * len(PLANNED)
 
 
-def test_the_weights_of_a_run_are_known_before_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_weights_of_a_run_are_known_before_loading(tmp_path: Path) -> None:
     """Retrained weights make old rows stale. A wrong prediction would run every table again each time."""
     from specbench.harness.pipeline import Pipeline
 

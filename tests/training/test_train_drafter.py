@@ -78,10 +78,10 @@ def test_training_uses_the_drafted_distributions(family, aux_hidden_layers, laye
                 compared += 1
         logits, hidden = session.forward(draft.tokens, draft.tree, history, count)
         places = count[:, None] + draft.tree.depth
-        law = sampling.probs(session.constrain(logits, places))
-        verdict = TokenWise().verify(law, draft, rules.exact(), rng, torch.zeros(2).long())
+        probs = sampling.probs(session.constrain(logits, places))
+        verdict = TokenWise().verify(probs, draft, rules.exact(), rng, torch.zeros(2).long())
         session.commit(verdict, draft.tree, count)
-        drafter.commit(state, StepResult(draft, law, hidden, verdict, count))
+        drafter.commit(state, StepResult(draft, probs, hidden, verdict, count))
         history.scatter_(1, count[:, None] + torch.arange(verdict.tokens.shape[1]), verdict.tokens)
         count += verdict.length + 1
     assert compared >= 9

@@ -89,7 +89,7 @@ def test_the_tokenizer_learns_and_keeps_its_codes_alive(tmp_path):
     learn sooner. The mean colours have 17.35 dB. Seeds 0, 1 and 2 reach 19.32, 18.03 and 19.76 dB, and use 0.83, 0.55
     and 0.89 of the codes; the last one is trained. In 220 steps it used 0.16 of them without new seeds for dead codes,
     and reached 16.0 dB with codes that do not move."""
-    images = np.ascontiguousarray(scenes.render("train", range(64))[0][:, ::4, ::4])
+    images = np.ascontiguousarray(scenes.WORLD.render("train", range(64))[0][:, ::4, ::4])
     torch.manual_seed(2)
     vq = VQModel(VQConfig(8, (1, 2), 1, 16, codebook_size=64, norm_groups=4, attention=False))
     recipe = replace(FLOAT32, steps=400, batch=8, lr=4e-3, seed=2)
@@ -160,6 +160,6 @@ def test_the_text_encoder_learns_the_content_of_captions(tmp_path):
 def test_the_rendered_world_is_cached(tmp_path):
     first = world.load(scenes.WORLD, tmp_path, "train", 30)
     again = world.load(scenes.WORLD, tmp_path, "train", 30)
-    assert np.array_equal(first.images, scenes.render("train", range(30))[0])
+    assert np.array_equal(first.images, scenes.WORLD.render("train", range(30))[0])
     assert np.array_equal(first.images, again.images)
     assert first.captions == again.captions

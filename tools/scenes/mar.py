@@ -18,7 +18,8 @@ from specbench.models.mar import MAR
 from specbench.models.mar_sampling import Guided
 from specbench.models.pixels import to_float
 from specbench.training.trainer import MicroStep, Recipe, fit
-from tools.scenes.paths import REPEATS, conditions_of_masked, divergence, draw
+from tools.scenes.mar_loss import head_loss
+from tools.scenes.paths import conditions_of_masked, divergence, draw
 
 #: Weight of the divergence from a standard normal, in nats per latent dimension, relative to the pixels' squared error.
 #: A smaller weight makes images sharper. A larger weight adds more noise to every token; a draft model within this
@@ -113,12 +114,12 @@ def _draw_some(
 def loss_of(
     model: MAR, latents: Tensor, labels: Tensor, masked: Tensor, generator: torch.Generator, dropout: float
 ) -> Tensor:
-    """`MAR.head_loss` over masked tokens. latents (N, L, D): sampled tokens; labels (N,) int64, dropped with
-    probability `dropout`; masked (N, L) bool: the tokens to predict (see `mar.masks`)."""
+    """`head_loss` over masked tokens. latents (N, L, D): sampled tokens; labels (N,) int64, dropped with
+    probability `dropout`; masked (N, L) bool: the tokens to predict (see `mar_loss.masks`)."""
     drawn = torch.rand(len(labels), generator=generator, device=generator.device).to(latents.device)
     labels = labels.masked_fill(drawn < dropout, model.cfg.classes)
     z = model.conditions(latents, ~masked, labels)[masked]
-    return model.head_loss(latents[masked].float(), z, generator, REPEATS)
+    return head_loss(model, latents[masked].float(), z, generator)
 
 
 def train_target(
@@ -164,7 +165,7 @@ def train_draft(
         lost = torch.as_tensor(rng.uniform(size=len(classes)) < dropout).to(device)
         classes, x0 = classes.masked_fill(lost, draft.cfg.classes), tokens[masked]
         session, z = conditions_of_masked(Guided(draft), tokens, classes, masked)
-        value = draft.head_loss(x0, z, generator, REPEATS)
+        value = head_loss(draft, x0, z, generator)
         statistics = {"loss": float(value.detach())}
         if target is not None:
             teacher, teacher_z = conditions_of_masked(Guided(target), tokens, classes, masked)

@@ -15,24 +15,23 @@ from specbench.data import scenes_classes
 from specbench.decoding.continuous import ContinuousRule
 from specbench.decoding.continuous.verify import Verifier
 from specbench.engine.graph import Eager
-from specbench.models import diffusion, mar
+from specbench.models import diffusion
 from specbench.models.loading.mar_scenes import ScenesMAR
 from specbench.models.mar import MAR
 from specbench.models.mar_sampling import Guided, MarSession
 from specbench.models.pixels import to_float
 from specbench.training.drafter import Order
 from specbench.training.trainer import MicroStep, Recipe, fit
+from tools.scenes.mar_loss import masks
 
 EXAMPLES, HELD_OUT = 1600, 0.06  # images, and the share of them that is not trained on
-_UNSEEN = 1  # a seed whose pictures the pair was not trained on
+_UNSEEN = 1  # a seed whose images the pair was not trained on
 _RULE = ContinuousRule(gamma=1, criterion="path")
 _POSITIONS = 2  # positions per image whose paths are sampled
 _BATCH = 32
 #: The share of masked tokens in training: its minimum, and the spread of the normal distribution below 1 that it is
 #: drawn from. MAR's shares are above 0.7; decoding token by token uses all shares equally.
 LEAST, SPREAD = 0.0, 0.5
-#: How often each token of a batch is noised. (The head costs less than the layers before it.)
-REPEATS = 4
 
 
 @torch.inference_mode()
@@ -118,7 +117,7 @@ def draw(
     masked (n, L) bool: equally many in every image."""
     mean, spread = torch.as_tensor(distributions.astype(np.float32))
     tokens = mean + spread * torch.randn(mean.shape, generator=generator)
-    masked = mar.masks(len(tokens), tokens.shape[1], generator, LEAST, SPREAD)
+    masked = masks(len(tokens), tokens.shape[1], generator, LEAST, SPREAD)
     return tokens.to(device), torch.as_tensor(labels).to(device), masked.to(device)
 
 

@@ -69,9 +69,8 @@ class DFlash:
         self.aux_hidden_layers: tuple[int, ...] = network.cfg.aux_hidden_layers
         self.offsets = torch.arange(self.slots)
         self.depths = self.offsets[:-1]
-        self.among = torch.ones(
-            1, self.slots, self.slots, dtype=torch.bool
-        )  # all slots of a block attend to each other
+        # All slots of a block attend to each other.
+        self.among = torch.ones(1, self.slots, self.slots, dtype=torch.bool)
         self.depth_of_inner = tree.depth[0, tree.inner[0]]
         candidates = tree.children[0].flatten()
         self.picks = (candidates >= 0).nonzero().flatten()

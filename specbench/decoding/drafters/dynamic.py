@@ -132,9 +132,8 @@ class Grower:
         kept = score.sort(dim=-1, descending=True, stable=True).indices[:, :count].sort(-1).values  # parents first
         number = torch.zeros(rows, score.shape[1] + 1, dtype=torch.int64, device=device)
         number.scatter_(1, kept, torch.arange(1, count + 1, device=device).expand(rows, -1))
-        parent = number.gather(
-            1, torch.cat(above, 1).gather(1, kept) % number.shape[1]
-        )  # -1: the last column, the root
+        # -1: the last column, the root.
+        parent = number.gather(1, torch.cat(above, 1).gather(1, kept) % number.shape[1])
         rank = torch.where(kept < width, kept, (kept - width) % width)
         zero = torch.zeros_like(root)
         tree = from_parents(

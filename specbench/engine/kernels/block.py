@@ -127,9 +127,8 @@ class LayerKernels:
 
     def _gated(self, stream: Stream, norm: Any, feed: Any) -> Tensor:
         """SwiGLU of the products of norm(stream) with the weights w1, which is activated, and w3 of a `FeedForward`."""
-        joined = (
-            feed.joined()
-        )  # for any number of rows: a later pass must not move weights whose addresses are recorded
+        # For any number of rows: a later pass must not move weights whose addresses are recorded.
+        joined = feed.joined()
         weight, gate = feed.w1.weight, feed.w3.weight
         if not self.small(len(stream.value), weight):
             return self._swiglu(F.linear(self._normed(stream, norm), joined))

@@ -79,14 +79,14 @@ def _probs(
     where their probabilities will be."""
     here = tl.program_id(0).to(tl.int64)
     row, out = LOGITS + here // nodes * row_stride + here % nodes * node_stride, PROBS + here * vocabulary
-    lane = tl.arange(0, BLOCK)
+    offsets = tl.arange(0, BLOCK)
     forced = tl.full([], -1, tl.int64)
     if GRAMMAR:
         forced = tl.load(FORCED + tl.minimum(tl.maximum(tl.load(POSITIONS + here), 0), length - 1))
-    in_registers = _guided(row, without, lane, vocabulary, scale, forced, codes, temperature, GUIDED)
+    in_registers = _guided(row, without, offsets, vocabulary, scale, forced, codes, temperature, GUIDED)
     top, least = tl.max(in_registers, 0), _lowest(in_registers)
     for start in range(BLOCK, vocabulary, BLOCK):
-        at = start + lane
+        at = start + offsets
         x = _guided(row, without, at, vocabulary, scale, forced, codes, temperature, GUIDED)
         tl.store(out + at, x, mask=at < vocabulary)
         top, least = tl.maximum(top, tl.max(x, 0)), tl.minimum(least, _lowest(x))
@@ -98,7 +98,7 @@ def _probs(
             counts = _at_least(in_registers, _number(second), _number(third))
             of_second, of_third = counts % 65536, counts // 65536
             for start in range(BLOCK, vocabulary, BLOCK):
-                x = tl.load(out + start + lane, mask=start + lane < vocabulary, other=-float("inf"))
+                x = tl.load(out + start + offsets, mask=start + offsets < vocabulary, other=-float("inf"))
                 counts = _at_least(x, _number(second), _number(third))
                 of_second, of_third = of_second + counts % 65536, of_third + counts // 65536
             high = tl.where(of_third >= top_k, high, tl.where(of_second >= top_k, third, second))
@@ -108,11 +108,11 @@ def _probs(
     weight = _weight(in_registers, top, least, CUT)
     total = tl.sum(weight, 0)
     for start in range(BLOCK, vocabulary, BLOCK):
-        x = tl.load(out + start + lane, mask=start + lane < vocabulary, other=-float("inf"))
+        x = tl.load(out + start + offsets, mask=start + offsets < vocabulary, other=-float("inf"))
         total += tl.sum(_weight(x, top, least, CUT), 0)
-    tl.store(out + lane, weight / total, mask=lane < vocabulary)
+    tl.store(out + offsets, weight / total, mask=offsets < vocabulary)
     for start in range(BLOCK, vocabulary, BLOCK):
-        at = start + lane
+        at = start + offsets
         x = tl.load(out + at, mask=at < vocabulary, other=-float("inf"))
         tl.store(out + at, _weight(x, top, least, CUT) / total, mask=at < vocabulary)
 

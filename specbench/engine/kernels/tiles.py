@@ -171,13 +171,13 @@ def candidates(kind: Kind, rows: int, width: int, dtype: torch.dtype) -> Iterabl
     yield from (tile for tile in tiles if tile != first)
 
 
-def fastest(tiles: Iterable[T], run: Callable[[T], None], samples: int = 5) -> T:
+def fastest(tiles: Iterable[T], run: Callable[[T], None]) -> T:
     """The tile with which `run` takes the least time on the current CUDA device, recorded as a graph. A tile that does
     not compile, or needs more shared memory than the device has, is skipped. RuntimeError if none works."""
     best, least = None, float("inf")
     for tile in tiles:
         try:
-            seconds = _seconds(partial(run, tile), samples)
+            seconds = _seconds(partial(run, tile))
         except (RuntimeError, triton.runtime.errors.OutOfResources, triton.compiler.errors.CompilationError):
             continue
         if seconds < least:
@@ -187,8 +187,8 @@ def fastest(tiles: Iterable[T], run: Callable[[T], None], samples: int = 5) -> T
     return best
 
 
-def _seconds(run: Callable[[], None], samples: int) -> float:
-    """Median seconds of a replay of `run`."""
+def _seconds(run: Callable[[], None]) -> float:
+    """Seconds of a replay of `run`: the median of five measurements."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -199,7 +199,7 @@ def _seconds(run: Callable[[], None], samples: int) -> float:
         run()
     graph.replay()
     took = []
-    for _ in range(samples):
+    for _ in range(5):
         first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         first.record()
         for _ in range(10):

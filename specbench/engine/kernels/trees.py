@@ -70,9 +70,9 @@ def _topology(TREE, row, RANK, KIDS, nodes, inner, width, height, NODES: tl.cons
     _clear(CHILDREN, -1, inner * width)
     _clear(ANCESTORS, 0, nodes * nodes)
     tl.debug_barrier()
-    place = _ahead(KIDS, more, n, nodes, _COMPARED)
-    tl.store(INNER + place, n, mask=exists & (place < inner))
-    slot = tl.where((kids > 0) & (place < inner), place, -1)
+    index = _ahead(KIDS, more, n, nodes, _COMPARED)
+    tl.store(INNER + index, n, mask=exists & (index < inner))
+    slot = tl.where((kids > 0) & (index < inner), index, -1)
     tl.store(SLOT + n, slot, mask=exists)
     tl.debug_barrier()
     cell = tl.load(SLOT + tl.load(PARENT + n, mask=exists, other=0), mask=exists, other=0) * width

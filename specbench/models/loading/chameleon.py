@@ -34,7 +34,6 @@ class ChameleonIds:
 
     bos: int = 0
     pad: int = 1
-    eos: int = 2
     image_end: int = 8196
     image_start: int = 8197
     end_of_turn: int = 8710
@@ -51,7 +50,7 @@ IMAGE_NAMES = {
     "new_line": "<reserved08799>",
     "size": "<reserved08800>",
 }
-TEXT_NAMES = {"bos": "<s>", "pad": "<pad>", "eos": "</s>"}
+TEXT_NAMES = {"bos": "<s>", "pad": "<pad>"}
 
 
 class ChameleonText(NamedText):

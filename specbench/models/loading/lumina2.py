@@ -30,7 +30,6 @@ TEXT_IDS = 151643  # smaller ids are text
 IDS = ChameleonIds(
     bos=151643,
     pad=151643,
-    eos=151643,
     image_end=151666,
     image_start=151665,
     end_of_turn=151664,
@@ -57,7 +56,7 @@ class Lumina2Text(NamedText):
 
     def ids(self) -> ChameleonIds:
         """The special ids, by their names. Raises UsageError if one is missing."""
-        return ChameleonIds(**self.named(IMAGE_NAMES | dict.fromkeys(("bos", "pad", "eos"), self._first)))
+        return ChameleonIds(**self.named(IMAGE_NAMES | dict.fromkeys(("bos", "pad"), self._first)))
 
 
 def image(codes: int, width: int, height: int, ids: ChameleonIds = IDS) -> ImageTokens:

@@ -156,8 +156,8 @@ def _layer(official_prefix: str, own_prefix: str, block: BlockConfig, input_norm
         bias = f"{own_prefix}attention.wqkv.bias"
         table |= {f"{name[:-6]}bias": replace(table[name], name=bias) for name in weights}
     # Chameleon's `swin_norm` moves its norms but keeps their names.
-    place = "norm" if block.norms == "before" else "after"
-    for norm, name in (("input_layernorm", f"attention_{place}"), ("post_attention_layernorm", f"ffn_{place}")):
+    suffix = "norm" if block.norms == "before" else "after"
+    for norm, name in (("input_layernorm", f"attention_{suffix}"), ("post_attention_layernorm", f"ffn_{suffix}")):
         if input_norm or name != "attention_norm":
             table[f"{official_prefix}{norm}.weight"] = ParameterSlice(f"{own_prefix}{name}.weight")
     if block.qk_norm:
