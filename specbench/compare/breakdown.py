@@ -2,8 +2,8 @@
 from records.
 
 Images of one prompt are not independent: every interval counts a prompt once (`summary.ratio` with the prompts as its
-groups), and uses the quantiles of a t distribution with as many degrees of freedom as prompts, minus one. It does not
-leave the range of the statistic, see `interval`.
+groups), and uses the quantiles of a t distribution with as many degrees of freedom as prompts that have data for the
+statistic, minus one. It does not leave the range of the statistic, see `interval`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from specbench.storage.csv_text import RowFile
 
 BANDS = 8  # maximum number of groups of rows of an image
 MOST_TOKENS = 2**20  # maximum number of tokens in an image
+_ROUNDING = 1e-12  # relative; a smaller error is rounding
 INTERVALS = f"{LEVEL:.0%} intervals in brackets count a prompt once"
 
 #: Statistics of a group, with their meanings; each also has the columns `_low` and `_high`.
@@ -51,8 +52,8 @@ COLUMNS = {
     "by": "category (of the prompt, as its data set names it), caption length (thirds of the prompts by words),\n"
     "depth (of a draft token) or position (rows of the image, from the top)",
     "group": "name of the group",
-    "prompts": "number of prompts in it",
-    "images": "number of images in it",
+    "prompts": "number of prompts in it; for a depth, of those with a verified draft token there",
+    "images": "number of images in it; for a depth, of those with a verified draft token there",
     **{
         f"{name}{suffix}": line
         for name, meaning in STATISTICS.items()
@@ -64,6 +65,13 @@ COLUMNS = {
     },
 }
 ROWS = RowFile(COLUMNS, "breakdowns")
+
+
+class Ratio(NamedTuple):
+    """A ratio over images, and the number of prompts with data for it."""
+
+    estimate: Estimate
+    prompts: int
 
 
 @dataclass(frozen=True)
@@ -161,43 +169,50 @@ def breakdown(
             part, baseline = [images[i] for i in members], vanilla and [vanilla[i] for i in members]
             groups.append(_group(by, name, part, _whole(part, baseline, shift)))
     if depths and (raster or images[0].drafts is not None):
-        groups += [_group("depth", str(depth), images, estimates) for depth, estimates in _by_depth(images)]
+        groups += [_group("depth", str(depth), part, ratios) for depth, part, ratios in _by_depth(images)]
     if not raster or len({r.tokens for r in [*images, *(vanilla or ())]}) > 1:
         return groups
     members_of, step_ends = _numbers(prompts), _step_ends(images)
     baseline_ends = None if vanilla is None else _step_ends(vanilla)
     for name, first, last in _bands(images[0].tokens):
         steps = step_ends[:, first:last].sum(1).tolist()
-        estimates = {"step_compression": summary.ratio([last - first] * len(steps), steps, members_of)}
+        ratios = {"step_compression": _ratio([last - first] * len(steps), steps, members_of)}
         if baseline_ends is not None:
-            estimates["speedup_step"] = summary.ratio(baseline_ends[:, first:last].sum(1).tolist(), steps, members_of)
-        groups.append(_group("position", name, images, estimates))
+            ratios["speedup_step"] = _ratio(baseline_ends[:, first:last].sum(1).tolist(), steps, members_of)
+        groups.append(_group("position", name, images, ratios))
     return groups
 
 
-def _whole(images: Sequence[Record], vanilla: Sequence[Record] | None, shift: float | None) -> dict[str, Estimate]:
+def _ratio(above: Sequence[float], below: Sequence[float], groups: Sequence[int]) -> Ratio:
+    """`summary.ratio` of images in these groups, one for each prompt."""
+    prompts = {group for y, x, group in zip(above, below, groups, strict=True) if y or x}
+    return Ratio(summary.ratio(above, below, groups), len(prompts))
+
+
+def _whole(images: Sequence[Record], vanilla: Sequence[Record] | None, shift: float | None) -> dict[str, Ratio]:
     """The statistics of whole images; shift: see `timing.shift`."""
     groups = _numbers([r.id for r in images])
-    estimates = {
-        "acceptance_rate": summary.ratio([r.accepted for r in images], [r.verified for r in images], groups),
-        "step_compression": summary.ratio([r.tokens for r in images], [r.steps for r in images], groups),
+    ratios = {
+        "acceptance_rate": _ratio([r.accepted for r in images], [r.verified for r in images], groups),
+        "step_compression": _ratio([r.tokens for r in images], [r.steps for r in images], groups),
     }
     if vanilla is None:
-        return estimates
-    estimates["speedup_step"] = summary.ratio([r.steps for r in vanilla], [r.steps for r in images], groups)
+        return ratios
+    ratios["speedup_step"] = _ratio([r.steps for r in vanilla], [r.steps for r in images], groups)
     pairs = [pair for pair in timing.pairs(images, vanilla) if len(pair.images) == 1]
     if pairs and shift is not None:
         paired_groups = [groups[pair.images[0]] for pair in pairs]
-        faster = summary.ratio([p.vanilla_s for p in pairs], [p.method_s for p in pairs], paired_groups)
+        faster, prompts = _ratio([p.vanilla_s for p in pairs], [p.method_s for p in pairs], paired_groups)
         if faster.value is not None and faster.stderr is not None:
             faster = Estimate(faster.value, math.hypot(faster.stderr, shift * faster.value))
-        estimates["speedup_latency"] = faster
-    return estimates
+        ratios["speedup_latency"] = Ratio(faster, prompts)
+    return ratios
 
 
-def _by_depth(images: Sequence[Record]) -> Iterator[tuple[int, dict[str, Estimate]]]:
-    """The acceptance of draft tokens at depths 1, 2 ..: of those that were verified there, and of all drafts, each of
-    which has a token at depth 1. A depth of a tree is one event, see `summary.acceptance_by_depth`."""
+def _by_depth(images: Sequence[Record]) -> Iterator[tuple[int, list[Record], dict[str, Ratio]]]:
+    """For depths 1, 2 ..: the images with a draft token that was verified there, and the acceptance of draft tokens: of
+    those that were verified there, and of all drafts, each of which has a token at depth 1. A depth of a tree is one
+    event, see `summary.acceptance_by_depth`."""
     groups = _numbers([r.id for r in images])
     drafts = [(r.verified_by_depth or [0])[0] for r in images]
     for depth in range(max(len(r.verified_by_depth) for r in images)):
@@ -207,38 +222,39 @@ def _by_depth(images: Sequence[Record]) -> Iterator[tuple[int, dict[str, Estimat
         )
         yield (
             depth + 1,
+            [r for r, count in zip(images, verified, strict=True) if count],
             {
-                "acceptance_rate": summary.ratio(accepted, verified, groups),
-                "joint_acceptance": summary.ratio(accepted, drafts, groups),
+                "acceptance_rate": _ratio(accepted, verified, groups),
+                "joint_acceptance": _ratio(accepted, drafts, groups),
             },
         )
 
 
-def _group(by: str, name: str, images: Sequence[Record], estimates: Mapping[str, Estimate]) -> Group:
-    prompts = len({r.id for r in images})
+def _group(by: str, name: str, images: Sequence[Record], ratios: Mapping[str, Ratio]) -> Group:
     statistics = {}
-    for statistic, (value, stderr) in estimates.items():
-        ends: tuple[float, float] | tuple[None, None] = (None, None)
+    for statistic, ((value, stderr), prompts) in ratios.items():
+        ends = None
         if value is not None and stderr is not None:
             ends = interval(value, stderr, prompts, statistic in _SHARES)
-        statistics[statistic] = Statistic(value, *ends)
-    return Group(by, name, prompts, len(images), statistics)
+        statistics[statistic] = Statistic(value, *(ends or ()))
+    return Group(by, name, len({r.id for r in images}), len(images), statistics)
 
 
-def interval(value: float, stderr: float, prompts: int, share: bool) -> tuple[float, float]:
+def interval(value: float, stderr: float, prompts: int, share: bool) -> tuple[float, float] | None:
     """The interval of a share, within [0, 1], or of a ratio above 0, from the standard error over this many prompts.
+    None if the error is 0: equal prompts do not show how much prompts vary.
 
     A share p has Wilson's interval (1927) with the size n of a simple sample of the same error, p (1 - p) / stderr^2,
-    and the t quantile: all q with |p - q| <= t sqrt(q (1 - q) / n). For p = 0 and p = 1, where the error is 0 and not
-    informative, n is the number of prompts, as if all tokens of a prompt agreed. A ratio r has the interval of its
-    logarithm, r exp(+- t stderr / r).
+    and the t quantile: all q with |p - q| <= t sqrt(q (1 - q) / n). For p = 0 and p = 1, where the error is always 0, n
+    is the number of prompts, as if all tokens of a prompt agreed. A ratio r has the interval of its logarithm,
+    r exp(+- t stderr / r).
     """
     from scipy import stats
 
     t = float(stats.t.ppf((1 + LEVEL) / 2, prompts - 1))
     is_inner = 0 < value < 1
-    if not stderr and (is_inner or not share):
-        return value, value
+    if stderr <= _ROUNDING * value and (is_inner or not share):
+        return None
     if not share:
         wide = min(t * stderr / value, 100.0)
         return value * math.exp(-wide), value * math.exp(wide)

@@ -21,6 +21,7 @@ from specbench.rows import summary, timing
 from specbench.rows.columns import FLOAT32, SHOWN
 from specbench.rows.journal import Record
 from specbench.rows.paired import DistributionTest, Paired, by_influence, distribution_test, holm, paired
+from specbench.rows.shown import bias_of_difference
 
 if TYPE_CHECKING:
     from specbench.metrics.base import Metric
@@ -96,7 +97,7 @@ STATISTICS = (
 @dataclass(frozen=True)
 class Result:
     """The comparison of one statistic. scorer: its cache key; units: the units of a pair; p_holm, wilcoxon_holm:
-    adjusted over all tested statistics."""
+    adjusted over all statistics that have this test; remark: why the difference is no evidence, "" if it is."""
 
     statistic: Statistic
     scorer: str
@@ -104,6 +105,7 @@ class Result:
     units: str = "images"
     p_holm: float | None = None
     wilcoxon_holm: float | None = None
+    remark: str = ""
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,8 @@ def over_seeds(runs: Sequence[tuple[ScoredPass, ScoredPass]]) -> Comparison:
         every = np.concatenate([y.value - x.value + y.influences - x.influences for x, y in parts])
         moved = passes.of_prompts(every - every.mean(), prompts)
         result = by_influence(a, b, 0 * moved, moved, statistic.resolution or FLOAT32 * max(abs(a), abs(b)))
-        results.append(Result(statistic, scorers.pop(), result, "prompts"))
+        scorer, images = scorers.pop(), min(len(run.records) for two in runs for run in two)
+        results.append(Result(statistic, scorer, result, "prompts", remark=_remark(statistic.name, scorer, images)))
     x, y = (replace(side[0], run_id=" / ".join(run.run_id for run in side)) for side in zip(*runs))
     return Comparison(x, y, passes.names(x, y), len(numbers), (), _adjusted(results, {})[0], tuple(untested))
 
@@ -328,15 +331,25 @@ def _compare_metrics(a: ScoredPass, b: ScoredPass, pairs: Pairs) -> tuple[list[R
             first = pair_of_metrics[0]
             if scorer not in tests and first.features and (test := _test_distributions(first, caches, pairs)):
                 tests[scorer] = test
-            result = _compare_metric(pair_of_metrics, scorer, (a, b), caches, pairs)
+            result, images = _compare_metric(pair_of_metrics, scorer, (a, b), caches, pairs)
         except UsageError as e:
             untested.append(f"{plain(name)}: {e}")
         except (ArithmeticError, LookupError, RuntimeError, ValueError):  # of another width, or not finite
             untested.append(f"{name}: its cached outputs are damaged; remove the folders scores/ and score again")
         else:
             units = "prompts" if len(set(_prompts(pairs))) < len(pairs) else "images"
-            results.append(Result(_metric_statistic(name), scorer, result, units))
+            why = _remark(name, scorer, images)
+            results.append(Result(_metric_statistic(name), scorer, result, units, remark=why))
     return results, untested, tests
+
+
+def _remark(name: str, scorer: str, images: int) -> str:
+    """That the difference of a metric over this number of images of A and of B may be one of biases alone; "" if not,
+    or if the statistic is not a metric."""
+    if name not in parameters.single_metrics():
+        return ""
+    column = parameters.metric_columns(name)[0]
+    return bias_of_difference({f"{column}_backend": scorer, "images": images}, column)
 
 
 def _metric_statistic(name: str) -> Statistic:
@@ -369,9 +382,9 @@ def _compare_metric(
     runs: tuple[ScoredPass, ScoredPass],
     caches: Caches,
     pairs: Pairs,
-) -> Paired:
-    """Compares one metric, as in A and as in B, over the pairs in which both images were scored. UsageError, with the
-    reason, if it cannot be compared."""
+) -> tuple[Paired, int]:
+    """Compares one metric, as in A and as in B, over the pairs in which both images were scored. Also returns their
+    number. UsageError, with the reason, if it cannot be compared."""
     from specbench import metrics
 
     scored, outputs = _scored_pairs(by_side[0], caches, pairs)
@@ -381,7 +394,7 @@ def _compare_metric(
         if len(set(prompts)) < len(prompts):
             x, y = _means(np.stack([x, y], axis=1), prompts).T
         largest = max(np.abs(x).max(), np.abs(y).max())  # for equal images, batches may change the last digits
-        return paired(passes.finite(x), passes.finite(y), FLOAT32 * largest)
+        return paired(passes.finite(x), passes.finite(y), FLOAT32 * largest), len(scored)
     try:
         if (
             any(metric.cache_key != scorer for metric in by_side)
@@ -394,4 +407,5 @@ def _compare_metric(
         raise UsageError(str(e)) from None
     if len(set(prompts)) < len(prompts):
         influences_a, influences_b = (passes.of_prompts(part, prompts) for part in (influences_a, influences_b))
-    return by_influence(value_a, value_b, passes.finite(influences_a), passes.finite(influences_b))
+    result = by_influence(value_a, value_b, passes.finite(influences_a), passes.finite(influences_b))
+    return result, len(scored)

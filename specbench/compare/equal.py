@@ -211,16 +211,18 @@ def _margins(statistics: np.ndarray, n: int, negligible: float) -> tuple[np.ndar
     """Half widths (k,) of simultaneous intervals of k statistics (1 + samples, k): first the measured values, then the
     values in samples of n prompts. And the p-value of "all are 0", None if no standard error is above `negligible`.
 
-    Deviations are in units of the standard error, with n / (n - 1). They are multiplied by the quantile of Student's t
-    over the normal quantile, because samples do not show how uncertain the spread of few prompts is.
+    The spread of samples of n prompts is too small by sqrt((n - 1) / n), so deviations and standard errors are divided
+    by this. Deviations, in units of the standard error, are multiplied by the quantile of Student's t over the normal
+    quantile, because samples do not show how uncertain the spread of few prompts is.
     """
     from scipy import stats
 
-    error = statistics[1:].std(0) * math.sqrt(n / (n - 1))
+    deviations = (statistics[1:] - statistics[0]) * math.sqrt(n / (n - 1))
+    error = deviations.std(0)
     varies = error > negligible
     unit = np.where(varies, error, np.inf)
     wider = float(stats.t.ppf((1 + LEVEL) / 2, n - 1) / stats.norm.ppf((1 + LEVEL) / 2))
-    largest = wider * (np.abs(statistics[1:] - statistics[0]) / unit).max(1)
+    largest = wider * (np.abs(deviations) / unit).max(1)
     p = (1 + int((largest >= (np.abs(statistics[0]) / unit).max()).sum())) / len(statistics)
     return np.quantile(largest, LEVEL) * error, p if varies.any() else None
 

@@ -43,13 +43,15 @@ COLUMNS = {
     "p_holm": "the same after Holm's adjustment: for the tests of this comparison or, in the file of a table or a\n"
     "suite, for all tests that it shows",
     "p_wilcoxon": "two-sided p-value of the Wilcoxon signed-rank test",
-    "p_wilcoxon_holm": "the same after Holm's adjustment",
+    "p_wilcoxon_holm": "the same after Holm's adjustment, over the Wilcoxon tests alone",
     "d_z": "Cohen's d_z: mean difference / standard deviation of the differences",
     "effect": "its size: negligible, small (from 0.2), medium (from 0.5), large (from 0.8)",
     "pairs_needed": f"pairs with which a test at the {1 - LEVEL:.0%} level detects a difference of this size with a\n"
     f"probability of {POWER:.0%}",
     "pairs_needed_low": "the same for the end of the interval that is farthest from 0: fewer pairs are too few",
-    "tests": "number of tests in this adjustment",
+    "tests": "number of tests in the adjustment of p_holm",
+    "tests_wilcoxon": "number of tests in the adjustment of p_wilcoxon_holm",
+    "remark": "why the difference is no evidence: the bias of a Fréchet distance of few images can differ in A and B",
 }
 
 
@@ -70,14 +72,17 @@ def sentence(result: Result, comparison: Comparison) -> str:
     how = f"paired t({test.df}) = {test.statistic:.{1 if abs(test.statistic) >= 10 else 2}f}, p {_p(test.p)}"
     if test.d_z is not None:
         how += f", d_z = {test.d_z:.2f}: a {size(test.d_z)} effect"
+    difference = (
+        f"{'*' * bool(result.remark)}{result.statistic.name}: {b} - {a} = {_signed(p.difference, decimals)}"
+        f" ({_INTERVAL} {_range(test.low, test.high, decimals)}, {how})"
+    )
+    if result.remark:
+        return f"{difference}; {result.remark}."
     if test.p < level:
         ends = (test.low, test.high) if p.difference > 0 else (-test.high, -test.low)
         text = f"{_claim(result, comparison, decimals)} ({_INTERVAL} {_range(*ends, decimals)}, {how})"
     else:
-        text = (
-            f"no significant difference in {result.statistic.name}: {b} - {a} = {_signed(p.difference, decimals)}"
-            f" ({_INTERVAL} {_range(test.low, test.high, decimals)}, {how})"
-        )
+        text = f"no significant difference in {difference}"
     least = _least(p.n, _ranked(comparison))
     return text + _adjustment(test.p, result.p_holm, result.wilcoxon_holm, comparison.tests, least)
 
@@ -108,10 +113,10 @@ def readjusted(rows: Sequence[Mapping[str, str]], family: Collection[int] | None
     """Rows of several comparisons, as text, that are printed together: with Holm's adjustment over all tests of the
     rows in `family` (None: all rows). The other rows keep the adjustment of their own comparison."""
     result = [dict(row) for row in rows]
-    for name in ("p_wilcoxon", "p"):
+    for name, count in (("p", "tests"), ("p_wilcoxon", "tests_wilcoxon")):
         tested = [i for i, row in enumerate(result) if row[name] and (family is None or i in family)]
         for i, p in zip(tested, holm([float(result[i][name]) for i in tested]), strict=True):
-            result[i] |= {f"{name}_holm": repr(p), "tests": str(len(tested))}
+            result[i] |= {f"{name}_holm": repr(p), count: str(len(tested))}
     return result
 
 
@@ -175,10 +180,11 @@ def report(comparison: Comparison) -> str:
         lines += _wrapped(f"- {text}", "  ")
     for left_out in comparison.untested:
         lines += _wrapped(f"- not compared: {left_out}.", "  ")
-    tests = f"{comparison.tests} statistics were tested" if comparison.tests != 1 else "One statistic was tested"
-    adjusted = "The columns Holm contain the p-values to their left, adjusted for this number of tests."
-    last = f"{tests}. {adjusted}" if comparison.tests else "Nothing was tested."
     ranked, most = _ranked(comparison), max((r.paired.n for r in comparison.results), default=0)
+    tests = f"{comparison.tests} statistics were tested" if comparison.tests != 1 else "One statistic was tested"
+    tests += f", {ranked} of them also by Wilcoxon's test" * (ranked != comparison.tests)
+    adjusted = "A column Holm has the p-values to its left, adjusted for their number."
+    last = f"{tests}. {adjusted}" if comparison.tests else "Nothing was tested."
     if ranked and _least(most, ranked) >= 1 - LEVEL:
         last += f" With {most} pairs, no Wilcoxon test can be significant after this adjustment."
     lines += _wrapped(_needed(comparison))
@@ -188,14 +194,14 @@ def report(comparison: Comparison) -> str:
 
 
 def _findings(comparison: Comparison) -> list[str]:
-    """A sentence for each significant difference, after the adjustment and by either test, and for each that is equal
-    in every pair; then one for all other statistics."""
+    """A sentence for each significant difference, after the adjustment and by either test, for each that is equal in
+    every pair, and for each with a remark; then one for all other statistics."""
     sentences, rest, same = list[str](), list[str](), list[str]()
     for result in comparison.results:
         adjusted = [p for p in (result.p_holm, result.wilcoxon_holm) if p is not None]
         if result.paired.test is None and not result.paired.difference:
             same.append(result.statistic.name)
-        elif not adjusted or min(adjusted) < 1 - LEVEL:
+        elif not adjusted or min(adjusted) < 1 - LEVEL or result.remark:
             sentences.append(sentence(result, comparison))
         else:
             rest.append(result.statistic.name)
@@ -209,10 +215,15 @@ def _findings(comparison: Comparison) -> list[str]:
     return [*sentences, *[f"{'; '.join(others)}."] * bool(others)]
 
 
+def _pairs_needed(result: Result) -> tuple[int, int] | tuple[()]:
+    """`pairs_needed`; () if there is no difference, or a biased one."""
+    return () if result.remark else pairs_needed(result.paired) or ()
+
+
 def _needed(comparison: Comparison) -> str:
     """A sentence on the number of pairs for a significant difference, by statistic."""
     results = comparison.results
-    counts = [(r.statistic.name, *needed) for r in results if (needed := pairs_needed(r.paired)) is not None]
+    counts = [(r.statistic.name, *needed) for r in results if (needed := _pairs_needed(r))]
     if not counts:
         return ""
     items = ", ".join(f"{name} {needed:,} ({least:,})" for name, needed, least in sorted(counts, key=lambda c: c[1]))
@@ -236,7 +247,8 @@ def _table(results: Sequence[Result]) -> list[str]:
 def _cells(result: Result) -> list[str]:
     p, test = result.paired, result.paired.test
     decimals = _decimals(test.low, test.high) if test else 4
-    means = [result.statistic.name, str(p.n), _number(p.mean_a, decimals), _number(p.mean_b, decimals)]
+    name = "*" * bool(result.remark) + result.statistic.name  # the remark is in the sentence on it
+    means = [name, str(p.n), _number(p.mean_a, decimals), _number(p.mean_b, decimals)]
     means.append(_signed(p.difference, decimals))
     if test is None:
         return [*means, *["-"] * 6]
@@ -262,13 +274,15 @@ def rows(comparison: Comparison) -> list[Columns]:
             "mean_b": p.mean_b,
             "difference": p.difference,
             "tests": comparison.tests,
+            "tests_wilcoxon": _ranked(comparison),
+            "remark": result.remark,
         }
         if test is not None:
             line |= {"low": test.low, "high": test.high, "test_statistic": test.statistic, "df": test.df}
             line |= {"p": test.p, "p_holm": result.p_holm}
             line |= {"p_wilcoxon": test.wilcoxon, "p_wilcoxon_holm": result.wilcoxon_holm}
             line |= {"d_z": test.d_z, "effect": None if test.d_z is None else size(test.d_z)}
-            line |= dict(zip(("pairs_needed", "pairs_needed_low"), pairs_needed(p) or (), strict=False))
+            line |= dict(zip(("pairs_needed", "pairs_needed_low"), _pairs_needed(result), strict=False))
         lines.append(line)
     for extractor, distribution in comparison.distribution_tests.items():
         line = {"statistic": "distribution", "scorer": extractor, "pairs": distribution.n, "tests": comparison.tests}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from specbench.rows.columns import FLOAT32, SHOWN, Row
 from specbench.rows.paired import LEVEL, POWER, half_interval, p_value, pairs_for, reach
+from specbench.rows.shown import bias_of_difference
 
 SHARE = 0.01  # of vanilla's value: the difference for which the required prompts are counted
 
@@ -15,13 +16,14 @@ SHARE = 0.01  # of vanilla's value: the difference for which the required prompt
 @dataclass(frozen=True)
 class Difference:
     """A metric's column, its value, and vanilla's value over the same n prompts. stderr: of value - vanilla, over
-    prompts; None if unknown."""
+    prompts; None if unknown. bias: why the difference is no evidence, "" if it is."""
 
     column: str
     value: float
     vanilla: float
     n: int
     stderr: float | None
+    bias: str = ""
 
     @property
     def difference(self) -> float:
@@ -45,7 +47,7 @@ class Difference:
 
     @property
     def is_significant(self) -> bool:
-        return self.is_tested and self.p < 1 - LEVEL
+        return self.is_tested and not self.bias and self.p < 1 - LEVEL
 
     def sentences(self) -> list[str]:
         """Both values and the interval; the conclusion from the interval; how many prompts a difference needs."""
@@ -57,11 +59,13 @@ class Difference:
             return [f"{first}, for every prompt: nothing to test"]
         low, high = self.interval
         first += f" ({100 * LEVEL:g} % interval {low:+.{digits}f} to {high:+.{digits}f})"
-        return [first, self._verdict(low, high, digits), self._needed(digits)]
-
-    def _verdict(self, low: float, high: float, digits: int) -> str:
-        """The conclusion in words: which losses and gains the interval contains or excludes."""
         p = f"p = {self.p:.2g}" if self.p >= 1e-300 else "p < 1e-300"
+        if self.bias:
+            return [first, f"{p}; {self.bias}"]
+        return [first, self._verdict(low, high, digits, p), self._needed(digits)]
+
+    def _verdict(self, low: float, high: float, digits: int, p: str) -> str:
+        """The conclusion in words: which losses and gains the interval contains or excludes."""
         signs = {"loss": -1, "gain": 1} if SHOWN[self.column].better == "higher" else {"loss": 1, "gain": -1}
         if self.is_significant:
             what = next(name for name, sign in signs.items() if sign * self.difference > 0)
@@ -96,7 +100,12 @@ def differences(row: Row, columns: Iterable[str]) -> list[Difference]:
     """The differences that a row has in these columns of metrics."""
     return [
         Difference(
-            name, row[name], row[name] - row[f"{name}_difference"], int(row["n"]), row[f"{name}_difference_stderr"]
+            name,
+            row[name],
+            row[name] - row[f"{name}_difference"],
+            int(row["n"]),
+            row[f"{name}_difference_stderr"],
+            bias_of_difference(row, name),
         )
         for name in columns
         if row.get(name) is not None and row.get(f"{name}_difference") is not None

@@ -244,6 +244,8 @@ SENTENCES: dict[str, str | Callable[[Values], str]] = {
     "against_single": "against {count} real validation images of one object",
     "strangers": "{strangers} of {images} prompts are not of {world}, the real images are",
     "biased": "n < {per_feature} x {features} features: biased upwards at this n, compare only with the same n",
+    "biases": "n < {per_feature} x {features} features: both values are biased upwards, by amounts that can differ, so"
+    " p does not show which one is lower",
     "subsets": "{subsets} subsets of {size}",
     "sides": "{images} images to {real}",
     "sides_differ": "both shares depend on the two numbers of images, compare only runs with the same",

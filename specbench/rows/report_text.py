@@ -118,7 +118,7 @@ def _is_said(remark: Remark, row: Row, cfg: RunConfig) -> bool:
 def _inconclusive(row: Row, cfg: RunConfig, compared: Iterable[Difference]) -> str:
     """What the values do not show."""
     compared = list(compared)
-    same = [item.column for item in compared if item.is_tested and not item.is_significant]
+    same = [item.column for item in compared if item.is_tested and not item.is_significant and not item.bias]
     unknown = [item.column for item in compared if item.stderr is None]
     biased = [name for name in _columns(cfg) if is_biased(row, name)]
     parts = [

@@ -3,8 +3,9 @@ timing that was not steady, and statistics that are biased for few images. Such 
 
 A Fréchet distance compares covariances of features. The covariance of few images is estimated badly, which biases the
 distance upwards, by an amount that falls as 1 / n and depends on the method. So a distance of fewer than
-`IMAGES_PER_FEATURE` images per feature can only be compared with one of the same n. A metric that estimates such a
-covariance declares the number of features, by the name of their extractor in backends:
+`IMAGES_PER_FEATURE` images per feature can only be compared with one of the same n, and even then the difference is no
+evidence: images that vary less can have the smaller value although their distance is larger. A metric that estimates
+such a covariance declares the number of features, by the name of their extractor in backends:
 
     features: {scenes-classifier: 64}
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from specbench.config import parameters
 from specbench.config.yaml_files import cached
@@ -63,9 +65,16 @@ def bias(n: int, features: int) -> list[Remark]:
 
 def is_biased(row: Row, column: str) -> bool:
     """Whether a row has fewer images than the Fréchet distance in this column needs."""
+    return bool(bias_of_difference(row, column))
+
+
+def bias_of_difference(row: Row, column: str) -> str:
+    """Why the difference of the Fréchet distance in this column from one of as many images is no evidence; "" for
+    enough images, and for another statistic."""
     width = _features_of(column).get(str(row.get(f"{column}_backend") or "").partition("@")[0])
     n = row.get("images") or row.get("n")
-    return bool(width and n and bias(int(n), width))
+    few = bias(int(n), width) if width and n else []
+    return remark_text.joined(replace(r, code="biases") for r in few)
 
 
 def features(metric: str) -> dict[str, int]:

@@ -30,11 +30,11 @@ def ratio(above: Sequence[float], below: Sequence[float], groups: Sequence[int] 
 
     over the G groups (N,) of images that are not independent of each other (None: each image is a group; Cochran 1977,
     chapter 6). With below = 1 that is the standard deviation over sqrt(N), the standard error of a mean. Images with
-    below = 0 are ignored. If fewer than two groups remain, the error is unknown.
+    above = below = 0 are ignored. If fewer than two groups remain, the error is unknown.
     """
     y, x = np.asarray(above, dtype=np.float64), np.asarray(below, dtype=np.float64)
     group = np.arange(len(x)) if groups is None else np.asarray(groups)
-    used = x != 0
+    used = (x != 0) | (y != 0)
     total = float(x.sum())
     if not total:
         return Estimate(None, None)

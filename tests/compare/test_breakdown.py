@@ -200,16 +200,17 @@ def test_intervals_stay_where_the_statistic_can_be() -> None:
         records = [image(i, per_step, category="ab"[i % 2]) for i, per_step in enumerate(steps)]
         for row in of(breakdown(records, [vanilla(i) for i in range(4)]), "category").values():
             for name, top in (("acceptance_rate", 1), ("step_compression", np.inf), ("speedup_step", np.inf)):
-                low, high = row[f"{name}_low"], row[f"{name}_high"]
-                assert 0 <= low <= row[name] <= high <= top
-            assert row["step_compression_low"] > 0
+                if (low := row[f"{name}_low"]) is None:  # both prompts have the same
+                    continue
+                assert 0 <= low <= row[name] <= row[f"{name}_high"] <= top
+                assert low > 0 or name == "acceptance_rate"
 
 
 def test_the_interval_of_a_share_is_wilsons() -> None:
     """At its ends |p - q| is t standard errors of q, sqrt(q (1 - q) / n)."""
     p, stderr, prompts = 0.1, 0.06, 4
     t, n = stats.t.ppf(0.975, 3), p * (1 - p) / stderr**2
-    low, high = interval(p, stderr, prompts, True)
+    low, high = interval(p, stderr, prompts, True) or (0.0, 0.0)
     assert p - t * stderr < 0 < low < p < high
     assert [abs(p - q) / np.sqrt(q * (1 - q) / n) for q in (low, high)] == pytest.approx([t, t])
     # with small errors it is the plain one: the next term is of order t^2 / n = 4e-5
@@ -217,7 +218,8 @@ def test_the_interval_of_a_share_is_wilsons() -> None:
     # nothing accepted, everything accepted: no error between prompts, but no certainty either
     assert interval(0.0, 0.0, 4, True) == pytest.approx((0, t * t / (4 + t * t)))
     assert interval(1.0, 0.0, 4, True) == pytest.approx((4 / (4 + t * t), 1))
-    assert interval(0.5, 0.0, 4, True) == interval(0.5, 0.0, 4, False) == (0.5, 0.5)
+    # equal prompts otherwise: an interval of no width would claim certainty
+    assert interval(0.5, 0.0, 4, True) is interval(0.5, 0.0, 4, False) is interval(0.5, 1e-17, 4, False) is None
 
 
 def test_the_interval_of_a_share_covers_it() -> None:
@@ -229,4 +231,38 @@ def test_the_interval_of_a_share_covers_it() -> None:
         shares = rng.binomial(200, rng.beta(p * size, (1 - p) * size, (1000, 8)))
         intervals = [summary.ratio(counts.tolist(), [200] * 8) for counts in shares]
         inside = [interval(e.value or 0.0, e.stderr or 0.0, 8, True) for e in intervals]
-        assert sum(low <= p <= high for low, high in inside) >= 907, p
+        assert sum(low <= p <= high for low, high in filter(None, inside)) >= 907, p
+
+
+def test_prompts_without_data_do_not_count() -> None:
+    """Two of six prompts have a token at depth 2. With six prompts, the interval would begin at 0.48: Wilson's for 2 of
+    2, with t of one degree of freedom, begins at 2 / (2 + 12.7^2) = 0.012."""
+    deep = {"accepted_by_depth": [8, 3], "verified_by_depth": [16, 3]}
+    records = [image(i, PAIRS, **(deep if i < 2 else {})) for i in range(6)]
+    depths = of(breakdown(records, depths=True), "depth")
+    assert [(row["prompts"], row["images"]) for row in depths.values()] == [(6, 6), (2, 2)]
+    t = stats.t.ppf(0.975, 1)
+    row = depths["2"]
+    assert (row["acceptance_rate"], row["acceptance_rate_high"]) == (1, 1)
+    assert row["acceptance_rate_low"] == pytest.approx(2 / (2 + t * t))
+    # the share of all drafts, which all six have
+    joint = summary.ratio([3, 3, 0, 0, 0, 0], [r.verified_by_depth[0] for r in records])
+    wanted = interval(joint.value or 0.0, joint.stderr or 0.0, 6, True)
+    assert (row["joint_acceptance_low"], row["joint_acceptance_high"]) == wanted
+
+
+def test_equal_prompts_have_no_interval() -> None:
+    """Two prompts with equal steps used to have an interval of no width."""
+    for row in breakdown([image(i, ROWS, category="a" if i < 2 else "b") for i in range(3)]):
+        assert row.statistics["step_compression"].low is None, row.group
+        assert row.statistics["step_compression"].value == 4
+
+
+def test_a_group_of_rows_without_an_own_token_counts() -> None:
+    """The first prompt accepts all of rows 2 and 3: 4 tokens in 0 steps each. Its tokens count, so it does, too."""
+    records = [image(0, [3, 9, 1]), image(1, ROWS), image(2, PAIRS)]
+    row = of(breakdown(records), "position")["row 2"]
+    assert row["step_compression"] == 12 / 3
+    moved = np.array([4.0, 0.0, -4.0])  # 4 - 4 * the steps 0, 1, 2
+    error = np.sqrt(3 / 2 * np.square(moved).sum()) / 3
+    assert row["step_compression_high"] == pytest.approx(4 * np.exp(stats.t.ppf(0.975, 2) * error / 4))

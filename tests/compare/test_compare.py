@@ -31,6 +31,7 @@ from specbench.data import scenes
 from specbench.errors import UsageError
 from specbench.metrics import frechet
 from specbench.metrics.outputs import image_key
+from specbench.rows import shown
 from specbench.rows.journal import Record, to_line
 from specbench.rows.paired import Paired, PairedTest, by_influence, distribution_test, holm, paired, size
 from specbench.rows.provenance import DecodingProcess, RunMetadata
@@ -210,6 +211,30 @@ def test_the_error_of_a_difference_of_distances_is_calibrated() -> None:
     assert np.mean(apart) > 1.33 * spread
     covered = np.abs(np.array(differences) - np.mean(differences)) <= errors
     assert covered.mean() == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / 600) + 0.01)
+
+
+def test_a_difference_of_biased_distances_has_the_wrong_sign() -> None:
+    """A has the distribution of the real features, B a smaller variance: its distance is (1 - 0.9)^2 * 64 = 0.64. With
+    48 images B measures lower, significantly in most draws. With 16 images per feature it does not. The mean difference
+    is known to its standard error: four of them are not chance."""
+    mean, covariance = torch.zeros(64, dtype=torch.float64), torch.eye(64, dtype=torch.float64)
+    for n, draws in ((48, 20), (16 * 64, 4)):
+        rng, results = np.random.default_rng(0), []
+        for _ in range(draws):
+            two = torch.from_numpy(rng.normal(size=(2, n, 64)) * np.array([1, 0.9])[:, None, None])
+            moved = [frechet.influences(x, mean, covariance) for x in two]
+            assert moved[0] is not None
+            assert moved[1] is not None
+            results.append(by_influence(*(distance(x, mean, covariance) for x in two), *(m.numpy() for m in moved)))
+        found = np.array([r.difference for r in results])
+        error = 4 * found.std(ddof=1) / math.sqrt(draws)
+        is_marked = bool(shown.bias_of_difference({"fid_backend": "scenes-classifier@1", "images": n}, "fid"))
+        if n == 48:
+            assert found.mean() + error < 0
+            assert sum(paired_test(r).p < 0.05 for r in results) > draws / 2
+        else:
+            assert found.mean() - error > 0
+        assert is_marked == (n == 48)
 
 
 def test_every_statistic_of_the_records(two: tuple[str, str]) -> None:
@@ -503,6 +528,17 @@ def test_the_csv_has_its_columns(two: tuple[str, str], capsys: pytest.CaptureFix
         assert row["effect"] == size(float(row["d_z"]))
 
 
+def test_each_family_has_its_own_number() -> None:
+    """Rows of a table: three t-tests, of which two have ranks. The last row is not shown by the table."""
+    values = (("0.01", "0.02"), ("0.02", "0.03"), ("0.03", ""), ("0.04", "0.05"))
+    rows = [dict.fromkeys(wording.COLUMNS, "") | {"p": p, "p_wilcoxon": ranks} for p, ranks in values]
+    names = ("p_holm", "tests", "p_wilcoxon_holm", "tests_wilcoxon")
+    adjusted = [tuple(row[name] for name in names) for row in wording.readjusted(rows, range(3))]
+    assert adjusted == [
+        ("0.03", "3", "0.04", "2"), ("0.04", "3", "0.04", "2"), ("0.04", "3", "", ""), ("", "", "", "")
+    ]  # fmt: skip
+
+
 def test_the_energy_distance_is_the_papers() -> None:
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(9, 3)), rng.normal(size=(9, 3)) + 1
@@ -556,7 +592,10 @@ def test_distributions_of_features_are_compared(scored: tuple[str, str, np.ndarr
     # it is one of two tests
     reward = paired_test(of(comparison, "scenes_reward")).p
     assert (row["tests"], float(row["p_holm"])) == ("2", holm([reward, 0.001])[1])
-    assert "2 statistics were tested" in text
+    assert "2 statistics were tested, 1 " in text
+    [scored_row] = [r for r in csv.DictReader(io.StringIO(wording.to_csv(comparison))) if r["p_wilcoxon"]]
+    assert (scored_row["tests"], scored_row["tests_wilcoxon"]) == ("2", "1")
+    assert scored_row["p_wilcoxon"] == scored_row["p_wilcoxon_holm"]
     assert [r.p_holm for r in comparison.results if r.paired.test] == [2 * reward]
     assert "cool_sd differ significantly: " in wording.distribution_sentence("features@1", energy, comparison)
     weak = replace(comparison, distribution_holm={"features@1": 0.06})
@@ -660,6 +699,7 @@ def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypat
 
     metric = metrics.metric("scenes_fid", metrics.ScoringContext(metrics.ASSETS, Path()))
     reference = scenes_reference.whole_world(scenes.WORLD, metric.path, metric.cache_key, "cpu")
+    monkeypatch.setattr(shown, "IMAGES_PER_FEATURE", 1)  # so that 100 images are enough
     # torchmetrics takes seconds to import, and test_metrics looks at the value
     here = reference.mean, reference.covariance
     monkeypatch.setattr(frechet, "distance", lambda features, *_: distance(features, *here))
@@ -679,6 +719,7 @@ def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypat
     paired_values = of(comparison, "scenes_fid")
     test = paired_test(paired_values)
     assert (test.df, test.wilcoxon, test.d_z) == (n - 1, None, None)
+    assert (comparison.results[-1].remark, over_seeds([(read(a), read(b))]).results[-1].remark) == ("", "")
     # the two values are in two rows, and the difference is surer than of two runs that are not paired
     alone = [
         metric.score(outputs.astype(np.float32), data.load(PromptSelection(read(a).data, n, own=read(a).cfg)))[0]
@@ -692,6 +733,17 @@ def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypat
         r"scenes_fid.* higher \(worse\) with cool_sd than with eagle_chain \(95 % interval .*, paired t\(139\) = ", text
     )
     assert "effect" not in text
+    monkeypatch.setattr(shown, "IMAGES_PER_FEATURE", 16)
+    biased = between(a, b)
+    assert of(biased, "scenes_fid") == paired_values
+    for told in (sentences(biased)["scenes_fid"], wording.report(biased)):
+        assert "16 x 64 features" in " ".join(told.split())
+        assert not re.search("better|worse|scenes_fid [0-9]|in scenes_fid", told)  # no verdict
+    row = list(csv.DictReader(io.StringIO(wording.to_csv(biased))))[-2]
+    assert (row["statistic"], float(row["p"]), float(row["low"])) == ("scenes_fid", test.p, test.low)
+    assert ("16 x 64" in row["remark"], row["pairs_needed"]) == (True, "")
+    assert "16 x 64" in over_seeds([(read(a), read(b))]).results[-1].remark
+    monkeypatch.setattr(shown, "IMAGES_PER_FEATURE", 1)
     few = between(a, folders.make("c", [replace(r, sha256=f"b{r.index}") for r in records[:100]]))
     assert re.match("scenes_fid: B .*specbench evaluate", few.untested[-1])
     score(few.b.argument, "scenes_fid", metric.cache_key, y[:100].astype(np.float32), prompts=False)

@@ -196,6 +196,24 @@ def test_where_lower_is_better_a_rise_is_a_loss() -> None:
     assert float(re.findall(r"gain above ([\d.]+)", text)[0]) == pytest.approx(-low, abs=6e-5)
 
 
+def test_a_biased_difference_has_no_verdict() -> None:
+    """Of a Fréchet distance of 64 features: 2,000 images are enough, 1,000 are not."""
+    row = {
+        "fid": 5.5,
+        "fid_difference": -0.5,
+        "fid_difference_stderr": 0.25,
+        "fid_backend": "scenes-classifier@1, world",
+    }
+    [sure] = differences(row | {"n": 2000, "images": 2000}, ["fid"])
+    [biased] = differences(row | {"n": 1000, "images": 1000}, ["fid"])
+    assert (sure.is_significant, biased.is_significant) == (True, False)
+    first, verdict = biased.sentences()
+    assert _numbers(first)[:2] == [6.0, -0.5]
+    assert (biased.p < 0.05, _numbers(verdict)[0]) == (True, pytest.approx(biased.p, rel=0.05))
+    assert "16 x 64 features" in verdict
+    assert not re.search("significant|loss|gain", verdict)
+
+
 def test_a_difference_without_an_error_or_without_noise_has_no_verdict() -> None:
     """A value of few images, which is not printed, has no difference either."""
     unknown, no_noise = Difference("clip_score", 0.5, 0.6, 1, None), Difference("clip_score", 0.6, 0.6, 8, 1e-17)
