@@ -17,7 +17,7 @@ from typing import Any
 from specbench.config import parameters
 from specbench.errors import UsageError, decimal, plain, unknown
 from specbench.rows import remark_text
-from specbench.rows.columns import COLUMNS, METRICS, NUMBERS, SHOWN, Columns, Row, stderr_of
+from specbench.rows.columns import COLUMNS, INTEGERS, METRICS, NUMBERS, SHOWN, Columns, Row, stderr_of
 from specbench.rows.csv_files import aligned
 from specbench.rows.remark import as_json, remark, remarks_of
 from specbench.rows.shown import MACHINE
@@ -79,7 +79,7 @@ def pooled(rows: Sequence[Row]) -> Columns:
         if name == "remarks":
             first, *others = map(remarks_of, rows)
             result[name] = as_json([of_runs, *(r for r in first if all(r in other for other in others))])
-        elif len({_plain(cell) for cell in cells}) == 1 and (name in parameters.table() or name in MACHINE):
+        elif len({_plain(cell) for cell in cells}) == 1 and name in (*parameters.table(), *MACHINE, *INTEGERS):
             result[name] = cells[0]
         elif name not in NUMBERS or name in (*_UNPOOLED, *MACHINE) or name in parameters.table():
             lists = [_list(cell) for cell in cells]

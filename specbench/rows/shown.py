@@ -108,7 +108,7 @@ def unsteady(row: Row) -> dict[str, float]:
         return {}
     if row.get("speedup_shift") in (None, "") or float(row["speedup_shift"]) <= SHIFT_BOUND:
         return {}
-    pairs, further = int(row["timed_pairs"]), int(row.get("further_pairs") or 0)
+    pairs, further = (round(float(row.get(name) or 0)) for name in ("timed_pairs", "further_pairs"))  # or their means
     return {"pairs": pairs, "further": further, "shift": float(row["speedup_shift"])}
 
 

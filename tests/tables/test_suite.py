@@ -24,6 +24,7 @@ from specbench.rows import selection
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import as_cells, read_rows
 from specbench.rows.remark import as_json, free
+from specbench.rows.shown import is_biased, unsteady
 from specbench.tables import catalog, figures, filled, layout, table_runs
 from specbench.tables.catalog import Source
 from specbench.tables.definitions import TableFigure, named
@@ -389,6 +390,16 @@ def test_seconds_have_the_spread_of_as_many_seeds() -> None:
     assert (float(whole["speedup_latency"]), float(whole[spread])) == (3, pytest.approx(2**0.5))
     assert (part["speedup_latency"], part.get(spread)) == ("2", None)
     assert (said(whole), said(part)) == ("mean over 2 runs", "mean over 2 runs; runs in seconds: 1")
+
+
+def test_counts_of_several_seeds_can_be_read() -> None:
+    """A mean of 1024.0 images or 24.0 pairs ended the table with an internal error."""
+    common = {"fid_backend": "scenes-classifier@1", "n": "1024", "images": "1024", "speedup_shift": "0.2"}
+    rows = [{**common, "seed": str(i), "timed_pairs": n, "timing_valid": "false"} for i, n in enumerate(("24", "48"))]
+    row = as_cells(selection.pooled(rows))
+    assert row["images"] == "1024"
+    assert not is_biased(row, "fid")
+    assert unsteady(row)["pairs"] == 36
 
 
 def test_lists_of_several_seeds_are_averaged() -> None:
