@@ -21,7 +21,7 @@ from specbench.rows.remark import Remark, remarks_of
 from specbench.rows.selection import spread_of
 from specbench.rows.shown import common_machine, doubt, elsewhere
 from specbench.tables.catalog import TABLES
-from specbench.tables.definitions import Column, Line, Table, TableTest, row_column
+from specbench.tables.definitions import MOST_DECIMALS, Column, Line, Table, TableTest, row_column
 from specbench.tables.literature import DRAFTERS, PublishedRow
 from specbench.tables.table_runs import compared_row, timed_row
 
@@ -137,7 +137,7 @@ def _decimals(text: str, decimals: int) -> int:
     value = abs(float(text))
     if not math.isfinite(value):
         raise ValueError(text)
-    return decimals if value == 0 else min(8, max(decimals, 2 - math.floor(math.log10(value))))
+    return decimals if value == 0 else min(MOST_DECIMALS, max(decimals, 2 - math.floor(math.log10(value))))
 
 
 def build(
@@ -166,7 +166,8 @@ def build(
     sheet = _Builder(table, measured, published, command, differing)
     headers = tuple(map(sheet.header, sheet.table.columns))
     entries = tuple(entry for line in table.lines for entry in sheet.entries(line, models[line.key]))
-    remarks = [_tested(table, test, models[test.line], sheet.rows, comparisons, published) for test in table.tests]
+    tests = [test for test in table.tests if {test.line, test.other} <= models.keys()]
+    remarks = [_tested(table, test, models[test.line], sheet.rows, comparisons, published) for test in tests]
     remarks += table.remarks
     for label, names in (("devices", ("device_name", "device")), ("commits", ("commit",))):
         if len({tuple(row.get(name, "") for name in names) for row in sheet.present}) > 1:

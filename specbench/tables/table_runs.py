@@ -351,11 +351,14 @@ def plan(
 def plan_suite(suite: Suite, out: Path) -> TablePlan:
     """The runs of a suite, and the rows of the finished ones in the folder `out`. Loads no model, writes nothing.
 
-    UsageError, with its name, for a line that has no run.
+    UsageError, with its name, for a line that cannot be composed, and if no line has a run.
     """
     # More prompts, other metrics and another baseline reuse the images of a folder.
     free = {"n": 1, "metrics": [], "reference": None, "baseline": False}
-    return _plan(suite, out, free, lambda run: _own_rows(run.folder / "row.csv"))
+    todo = _plan(suite, out, free, lambda run: _own_rows(run.folder / "row.csv"))
+    if not todo.runs:
+        raise UsageError(f"no line of {suite.table.id} has a run ({'; '.join(todo.left_out[:3])})")
+    return todo
 
 
 def _plan(suite: Suite, home: Path, free: Parameters, rows: Callable[[TableRun], Sequence[Cells]]) -> TablePlan:
