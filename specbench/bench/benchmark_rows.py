@@ -101,6 +101,9 @@ PROBE_COLUMNS = {
     **WHERE,
 }
 
+#: Columns of lists, as JSON.
+LISTS = frozenset("top_probabilities tv_by_distance tv_by_distance_stderr".split())
+
 ROWS = RowFile(COLUMNS, "benchmarks")
 PROBES = RowFile(PROBE_COLUMNS, "probes")
 

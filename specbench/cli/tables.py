@@ -210,6 +210,8 @@ def suite(line: CommandLine, bench: Bench | None = None) -> int:
         command = f"specbench suite{parameters.including_flags()} {shlex.join(words)}"
         text, mistake = forecast.report(f"{todo.title} in {out}", todo.runs, command, line["device_for"])
         print(text)
+        for why in todo.left_out:
+            print(f"left out: {why}")
         if mistake is not None:
             raise mistake
         return 0

@@ -306,11 +306,15 @@ OF_TIMING = ("timed_pairs", "further_pairs", "drift", "speedup_shift", "timing_v
 SPEEDUPS = ("speedup_latency", "speedup_throughput", "speedup_expected")
 
 
-NUMBERS = frozenset(
-    [k for k, p in parameters.table().items() if p.kind in ("integer", "number")]
+INTEGERS = frozenset(
+    [k for k, p in parameters.table().items() if p.kind == "integer"]
+    + "images resolution tokens degenerate_images threads timed_pairs further_pairs proposals_max".split()
+    + ["residual_fallbacks"]
+).intersection(COLUMNS)
+NUMBERS = INTEGERS.union(
+    [k for k, p in parameters.table().items() if p.kind == "number"]
     + [m + suffix for m in METRICS for suffix in ("", "_stderr", "_difference", "_difference_stderr")]
     + [k for k in _STATISTICS if k not in _STRINGS]
-    + ["images", "resolution", "tokens", "degenerate_images", "threads"]
 )
 #: Columns of true and false.
 FLAGS = frozenset([k for k, p in parameters.table().items() if p.kind == "flag"] + ["timing_valid"]).intersection(

@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from specbench.config import parameters
 from specbench.errors import UsageError, decimal
-from specbench.rows.columns import COLUMNS, DETAILED, FLAGS, LISTS, MAIN, NUMBERS, WORDS, Columns, Row
+from specbench.rows.columns import COLUMNS, DETAILED, FLAGS, INTEGERS, LISTS, MAIN, NUMBERS, WORDS, Columns, Row
 from specbench.storage.csv_text import csv_lines, csv_text, other_separator, read_header
 from specbench.storage.files import content, write_atomically
 from specbench.storage.package import __version__
@@ -157,10 +157,16 @@ def _value(name: str, text: str, where: str) -> Any:
         return text
     try:
         number = decimal(text)
-        return int(text) if text.lstrip("-").isdecimal() else number
+        if text.lstrip("-").isdecimal():
+            return int(text)
+        if name in INTEGERS and not number.is_integer():
+            raise ValueError(text)
+        # pandas writes the integers of a column with an empty cell as 96.0
+        return int(number) if name in INTEGERS else number
     except ValueError:
+        wanted = "an integer" if name in INTEGERS else "a number"
         raise UsageError(
-            f"{where}: {name} must be a number, or empty if it was not measured (got {text[:40]!r}); correct the cell"
+            f"{where}: {name} must be {wanted}, or empty if it was not measured (got {text[:40]!r}); correct the cell"
         ) from None
 
 

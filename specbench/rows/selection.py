@@ -18,7 +18,7 @@ from typing import Any
 from specbench.config import parameters, registry
 from specbench.errors import UsageError, decimal, plain, unknown
 from specbench.rows import remark_text
-from specbench.rows.columns import COLUMNS, METRICS, NUMBERS, SHOWN, Columns, Row, stderr_of
+from specbench.rows.columns import COLUMNS, INTEGERS, METRICS, NUMBERS, SHOWN, Columns, Row, stderr_of
 from specbench.rows.csv_files import aligned
 from specbench.rows.remark import Remark, as_json, remark, remarks_of
 from specbench.rows.shown import MACHINE
@@ -79,7 +79,7 @@ def pooled(rows: Sequence[Row]) -> Columns:
         is_condition = name in parameters.table() or name in MACHINE
         if name == "remarks":
             result[name] = as_json([remark("runs", runs=len(rows)), *_pooled_remarks(rows)])
-        elif is_condition and _agree(cells):
+        elif (is_condition or name in INTEGERS) and _agree(cells):
             result[name] = cells[0]
         elif is_condition or name not in NUMBERS or name in _UNPOOLED:
             result[name] = _mean_list_or_texts(cells, name)

@@ -117,7 +117,7 @@ def unsteady(row: Row) -> dict[str, float]:
         return {}
     if row.get("speedup_shift") in (None, "") or float(row["speedup_shift"]) <= SHIFT_BOUND:
         return {}
-    pairs, further = int(row["timed_pairs"]), int(row.get("further_pairs") or 0)
+    pairs, further = (round(float(row.get(name) or 0)) for name in ("timed_pairs", "further_pairs"))  # or their means
     return {"pairs": pairs, "further": further, "shift": float(row["speedup_shift"])}
 
 
@@ -133,11 +133,12 @@ def common_machine(rows: Iterable[Row], columns: Sequence[str]) -> tuple[str, ..
     """The machine of most of the rows that have a value in one of these columns; in a tie, the machine of the first.
     If some rows have timed pairs, only these count. None if no row has a value."""
     timed = [row for row in rows if any(row.get(column) for column in columns)]
-    counts = Counter(_machine(row) for row in [row for row in timed if row.get("timed_pairs")] or timed)
+    counts = Counter(machine(row) for row in [row for row in timed if row.get("timed_pairs")] or timed)
     return counts.most_common(1)[0][0] if counts else None
 
 
-def _machine(row: Row) -> tuple[str, ...]:
+def machine(row: Row) -> tuple[str, ...]:
+    """The machine of a row: the values of `MACHINE`."""
     return tuple(str(row.get(name) or "") for name in MACHINE)
 
 
@@ -145,7 +146,7 @@ def elsewhere(row: Row, column: str, common: tuple[str, ...]) -> str:
     """Why a row's seconds cannot be compared with those of the machine of the other lines; "" if they can."""
     if column in SPEEDUPS and is_vanilla(row):
         return ""
-    differing = {MACHINE[n]: (a, b) for n, a, b in zip(MACHINE, _machine(row), common) if a != b}
+    differing = {MACHINE[n]: (a, b) for n, a, b in zip(MACHINE, machine(row), common) if a != b}
     if not differing:
         return ""
     parts = [

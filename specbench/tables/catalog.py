@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_origin, get_type_hints
@@ -17,10 +17,12 @@ from specbench.config import command_line, configuration, parameters
 from specbench.config.parameter import Parameters
 from specbench.config.yaml_files import cached
 from specbench.errors import UsageError, meant, plain, unknown
-from specbench.rows.columns import COLUMNS, SHOWN
+from specbench.rows.columns import COLUMNS, LISTS, NUMBERS, SHOWN
 from specbench.storage.reading import made, read_yaml, short
 from specbench.tables.definitions import (
+    AXES,
     BATCH,
+    MOST_DECIMALS,
     QUALITY,
     REMARKS,
     STANDARD,
@@ -46,6 +48,7 @@ from specbench.tables.definitions import (
 
 GROUP = "suite"
 T = TypeVar("T")
+_UNITS = ("images", "tokens")  # over which rows have standard deviations
 #: Keys of a line that are not parameters.
 _OF_LINE = ("label", "published", "elsewhere", "without")
 
@@ -96,8 +99,15 @@ class Source:
     def fault(self, text: str) -> UsageError:
         return UsageError(f"{self.name}: {text}")
 
-    def made(self, where: str, kind: type[T], content: Mapping[str, Any]) -> T:
+    def check_names(self, where: str, kind: str, names: Iterable[str], choices: Collection[str]) -> None:
+        """UsageError for the first of these names that is not one of the choices."""
+        for name in names:
+            if name not in choices:
+                raise self.fault(f"{where}: {unknown(kind, name, choices)}")
+
+    def made(self, where: str, kind: type[T], content: Any) -> T:
         """A dataclass from a mapping. A list with a single entry may be given as the entry."""
+        content = self.mapping(where, content)
         hints = {name.rstrip("_"): (name, hint) for name, hint in get_type_hints(kind).items()}
         values = {}
         for key, value in content.items():
@@ -222,6 +232,8 @@ def table(name: str, source: Source) -> Table:
         labelled = source.entries(key, parameter).items()
         return {label: named(overrides(source, f"{key}: {label}", values)) for label, values in labelled}
 
+    if "n" in source.mapping("with", content.get("with")):
+        raise source.fault("with: n is not a parameter of the runs alone: write n: at the top")
     parsed = {
         "id": name,
         "title": content.get("title") or name,
@@ -233,7 +245,7 @@ def table(name: str, source: Source) -> Table:
         "figure": _figure(source, panels) if content.get("figure") else None,
         "matched": source.made("matched", Matched, matched) if matched else None,
         "tests": [TableTest(*of, *pair) for test in tests for pair in test.pairs for of in test.of.items()],
-        "remarks": [REMARKS.get(text, text) for text in source.all_of("remarks")],
+        "remarks": [REMARKS.get(text, text) if isinstance(text, str) else text for text in source.all_of("remarks")],
         "models": entries("models", "model"),
         "prompts": entries("prompts", "data"),
         "metrics": None if content.get("metrics") is None else _value(source, "metrics", content["metrics"]),
@@ -244,7 +256,40 @@ def table(name: str, source: Source) -> Table:
     shown = [column.key for column in made.columns]
     if missing := [y for y in (made.matched.y if made.matched else ()) if y not in shown]:
         raise source.fault(f"matched: y has {missing[0]}, which is not one of its columns: add it to columns")
+    _check_names(source, made)
     return made
+
+
+def _check_names(source: Source, table: Table) -> None:
+    """UsageError for a name in a figure, a test or `matched` that does not exist. Columns are checked only if the file
+    names them: a suite has default ones."""
+    from specbench.bench import benchmark_rows
+
+    figure, shown = table.figure, [column.key for column in table.columns]
+    used: dict[str, Iterable[str]] = {}  # lines, by where they are named
+    if isinstance(figure, TableFigure):
+        for panel in figure.panels:
+            used |= {f"figure: {curve.label}": curve.lines for curve in panel.curves}
+        used["figure: baseline"] = [figure.baseline, *(panel.baseline for panel in (*figure.panels, *table.panels))]
+        if shown:
+            source.check_names("figure: x", "column", figure.x, [*shown, *AXES])
+            source.check_names("figure: y", "column", figure.y, shown)
+    elif isinstance(figure, Stack):
+        source.check_names("figure: stack", "column", figure.keys, shown)
+    elif figure is not None:
+        lists = (LISTS - {"remarks"}) if table.rows_of == "run" else benchmark_rows.LISTS
+        source.check_names("figure: key", "column of lists", [figure.key], lists)
+    if table.tests:
+        from specbench.compare.comparison import STATISTICS
+
+        statistics = {*(statistic.name for statistic in STATISTICS), *parameters.single_metrics(), "distribution"}
+        source.check_names("tests", "statistic", [test.statistic for test in table.tests], statistics)
+        used["tests"] = [key for test in table.tests for key in (test.line, test.other)]
+    lines = [line.key for line in table.lines]
+    for where, keys in used.items():  # a suite adds lines of vanilla AR
+        source.check_names(where, "line", [key for key in keys if key and not key.startswith("vanilla")], lines)
+    if table.matched and table.matched.lines_of:
+        source.check_names("matched: lines_of", "suite", [table.matched.lines_of], names())
 
 
 def suite(name: str, source: Source) -> Suite:
@@ -266,8 +311,14 @@ def suite(name: str, source: Source) -> Suite:
     shared |= {} if defined.metrics is None else {"metrics": defined.metrics}
     if not defined.columns:
         defined = replace(defined, columns=_default_columns(defined, shared, models, prompts))
+        _check_names(source, defined)
     shared |= {"batch": str(defined.batch or (batch if batch > 1 else BATCH)), **QUALITY, "n": str(defined.n)}
     timed = defined.timed_prompts(defined.n)
+    given = named(defined.protocol)
+    if given.get("baseline", "false") != "false":
+        raise source.fault("with: a suite decodes vanilla AR once for all of its lines: leave baseline out")
+    if given.get("timing", "null") not in ("null", "true" if timed else "false"):
+        raise source.fault("with: write timed: N at the top, the prompts of the runs that measure seconds, for timing")
     fixed = (*QUALITY, *(["seed"] if defined.seeds else []))
     return Suite(defined, models, prompts, seeds, shared, fixed, named(defined.baseline or ["method=vanilla"]), timed)
 
@@ -309,17 +360,22 @@ def _value(source: Source, where: str, value: Any) -> str:
     return text if re.fullmatch(r"[\w./:+@%-]+", text) else command_line.quoted(text)
 
 
-def _column(source: Source, entry: str | Mapping[str, Any]) -> Column:
+def _column(source: Source, entry: Any) -> Column:
     if isinstance(entry, str):
         return _default_column(source, entry, None)
-    if len(entry) != 1:
+    if not isinstance(entry, Mapping) or len(entry) != 1:
         raise source.fault(f"a column is its name, or `name: {{label: ...}}` (got {short(entry)})")
     [(key, more)] = entry.items()
     fields = source.mapping(f"columns: {key}", more)
     if fields.get("better", "higher") not in ("higher", "lower"):
         raise source.fault(f"columns: {key}: better must be higher or lower")
+    if fields.get("std_over") not in (None, "", *_UNITS):
+        raise source.fault(f"columns: {key}: std_over must be {', '.join(_UNITS)}, '' or null")
     default = _default_column(source, key, fields.get("better"))
-    return source.made(f"columns: {key}", Column, {**vars(default), **fields})
+    column = source.made(f"columns: {key}", Column, {**vars(default), **fields})
+    if not 0 <= column.decimals <= MOST_DECIMALS:
+        raise source.fault(f"columns: {key}: decimals must be 0 to {MOST_DECIMALS} (got {column.decimals})")
+    return column
 
 
 def _default_column(source: Source, key: str, better: str | None) -> Column:
@@ -330,8 +386,10 @@ def _default_column(source: Source, key: str, better: str | None) -> Column:
     if key in SHOWN:
         return row_column(key)
     others = {"bench": ROWS.columns, "probe": PROBES.columns}
-    if key not in others.get(source.content.get("rows_of", ""), COLUMNS):
+    if key not in others.get(str(source.content.get("rows_of", "")), COLUMNS):
         raise unknown("column", plain(key), SHOWN)
+    if key in COLUMNS and key not in NUMBERS:
+        raise source.fault(f"columns: {key} holds no number")
     if better is None:
         raise source.fault(f"column {key} needs its better direction: `{key}: {{better: lower}}`")
     return Column(key, key, better, 2, std_over=None)

@@ -20,6 +20,7 @@ DEFAULT_MODEL = "llamagen_scenes"
 Values = Mapping[str, str]  # parameter -> its value as text
 BATCH, TIMED = 16, 24  # defaults where runs of quality and of seconds are apart: images together, timed prompts
 PAPERS_TIMED = 100  # timed prompts of a paper's table on a real model, if the paper does not state their number
+MOST_DECIMALS = 8  # of a printed number
 #: Parameters of the runs of quality. Only the timed runs decode one image at a time.
 QUALITY = {"baseline": "false", "timing": "false"}
 

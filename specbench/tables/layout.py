@@ -15,15 +15,15 @@ from typing import Any
 from specbench.config import parameters
 from specbench.errors import UsageError
 from specbench.rows import remark_text
-from specbench.rows.columns import COLUMNS, TIMED_COLUMNS, Cells, stderr_of
+from specbench.rows.columns import COLUMNS, SPEEDUPS, TIMED_COLUMNS, Cells, stderr_of
 from specbench.rows.paired import half_interval
 from specbench.rows.remark import Remark, remarks_of
 from specbench.rows.selection import spread_of
 from specbench.rows.shown import common_machine, doubt, elsewhere
 from specbench.tables.catalog import TABLES
-from specbench.tables.definitions import Column, Line, Table, TableTest, row_column
+from specbench.tables.definitions import MOST_DECIMALS, Column, Line, Table, TableTest, row_column
 from specbench.tables.literature import DRAFTERS, PublishedRow
-from specbench.tables.table_runs import compared_row
+from specbench.tables.table_runs import compared_row, timed_row
 
 #: The mark of a value that differs significantly from vanilla AR's.
 DIFFERS = "*"
@@ -40,6 +40,8 @@ _PROVENANCE = (
     ("Sampling", ("temperature", "top_k", "top_p", "entropy_temperature", "top_n_sigma", "cfg_scale", "seed")),
     ("Prompts", ("data", "split", "n", "batch")),
 )
+#: Those that the seconds of further runs have for themselves.
+_OF_SECONDS = ("Device", "Software", "Commit", "Date")
 _WITHOUT_NAME = ("device_name", "device", "dtype", "engine", "commit", "model", "weights", "data", "split")
 
 
@@ -135,7 +137,7 @@ def _decimals(text: str, decimals: int) -> int:
     value = abs(float(text))
     if not math.isfinite(value):
         raise ValueError(text)
-    return decimals if value == 0 else min(8, max(decimals, 2 - math.floor(math.log10(value))))
+    return decimals if value == 0 else min(MOST_DECIMALS, max(decimals, 2 - math.floor(math.log10(value))))
 
 
 def build(
@@ -164,7 +166,8 @@ def build(
     sheet = _Builder(table, measured, published, command, differing)
     headers = tuple(map(sheet.header, sheet.table.columns))
     entries = tuple(entry for line in table.lines for entry in sheet.entries(line, models[line.key]))
-    remarks = [_tested(table, test, models[test.line], sheet.rows, comparisons, published) for test in table.tests]
+    tests = [test for test in table.tests if {test.line, test.other} <= models.keys()]
+    remarks = [_tested(table, test, models[test.line], sheet.rows, comparisons, published) for test in tests]
     remarks += table.remarks
     for label, names in (("devices", ("device_name", "device")), ("commits", ("commit",))):
         if len({tuple(row.get(name, "") for name in names) for row in sheet.present}) > 1:
@@ -232,8 +235,12 @@ class _Builder:
             why = self.table.no_run(line, model) or f"Not measured yet; to measure it: {self.command}"
             return TableEntry(line.label, "measured", model, (), (notes.gap(why),) * len(columns))
         cells = tuple(self._measured_cell(line, column, row) for column in columns)
-        texts = [remark_text.said(r) for r in remarks_of(row) if r.column not in COLUMNS]
-        marks = tuple(notes.mark(f"Remark of the run: {text}.") for text in texts)
+        own = [r for r in remarks_of(row) if r.column not in COLUMNS]
+        timed = [r for r in remarks_of(timed_row(row)) if r.column not in COLUMNS and r not in own]
+        marks = (
+            *(notes.mark(f"Remark of the run: {remark_text.said(r)}.") for r in own),
+            *(notes.mark(f"Remark of the timed run: {remark_text.said(r)}.") for r in timed),
+        )
         return TableEntry(line.label, "measured", model, marks, cells, row_id=row.get("run_id", ""))
 
     def _measured_cell(self, line: Line, column: Column, row: Cells) -> TableCell:
@@ -297,13 +304,17 @@ class _Builder:
 
 
 def half_width(row: Cells, key: str) -> float:
-    """Half the 95 % interval of a column, by Student's t over images, or over seeds for a mean over seeds; 0 without an
-    error."""
+    """Half the 95 % interval of a column, by Student's t over images, over timed pairs for a speed-up in seconds, or
+    over seeds for a mean over seeds; 0 without an error."""
     if between := row.get(spread_of(key)):
         seeds = int(row["seeds"])
         return half_interval(seeds, float(between) / math.sqrt(seeds))
     error = float(row.get(stderr_of(key)) or 0)
-    return half_interval(int(row.get("n") or row["images"]), error) if error else 0.0
+    if not error:
+        return 0.0
+    measured = timed_row(row) if key in TIMED_COLUMNS else row
+    pairs = measured.get("timed_pairs") if key in SPEEDUPS else ""
+    return half_interval(int(pairs or measured.get("n") or measured["images"]), error)
 
 
 def _same_drafter(row: Cells, printed: PublishedRow) -> bool:
@@ -336,7 +347,7 @@ def doubts(table: Table, rows: Mapping[str, Cells | None]) -> dict[tuple[str, st
     """(line key, column key) -> why these seconds cannot be compared with the others: another machine than the other
     lines', or a timing that is not valid."""
     timed = [c.key for c in table.columns if table.rows_of == "bench" or c.key in TIMED_COLUMNS]
-    present = {name: row for name, row in rows.items() if row is not None}
+    present = {name: timed_row(row) for name, row in rows.items() if row is not None}
     common = common_machine(present.values(), timed)
     found = {}
     for name, row in present.items():
@@ -392,7 +403,17 @@ def _tested(
 
 
 def facts(rows: Sequence[Cells]) -> tuple[tuple[str, str], ...]:
-    """The provenance of the measured rows: each distinct value of each provenance column, in order."""
+    """The provenance of the measured rows, and of their seconds if other runs measured them."""
+    about = dict(_facts(rows))
+    seconds = dict(_facts([timed for row in rows if (timed := timed_row(row)) is not row]))
+    of_seconds = [seconds[label] for label in _OF_SECONDS if label in seconds]
+    if of_seconds in ([], [about.get(label) for label in _OF_SECONDS if label in seconds]):
+        return tuple(about.items())
+    return (*about.items(), ("Seconds", "; ".join(of_seconds)))
+
+
+def _facts(rows: Sequence[Cells]) -> tuple[tuple[str, str], ...]:
+    """Each distinct value of each provenance column, in order."""
     facts = []
     for label, names in _PROVENANCE:
         parts = []

@@ -17,7 +17,12 @@ from specbench.tables.layout import Header, PrintedTable, TableCell, TableSheet
 from specbench.tables.table_runs import TablePlan
 
 #: The labels of the lines above a table.
-_PROVENANCE = (("Paper", "Command"), ("Device", "Software", "Commit", "Date"), ("Model", "Sampling", "Prompts"))
+_PROVENANCE = (
+    ("Paper", "Command"),
+    ("Device", "Software", "Commit", "Date"),
+    ("Seconds",),
+    ("Model", "Sampling", "Prompts"),
+)
 _ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
 _LATEX = {
     "\\": r"\textbackslash{}",

@@ -6,7 +6,8 @@ They differ in where rows and folders lie:
     `specbench tables`: rows in results/<table>.csv for all models, folders in runs/tables. A row belongs to a run if
         its configuration hash is the run's and, as far as it is known without loading a model, its weights are the ones
         that a run would load now. Other rows stay there as history. A line that two tables share is measured once: its
-        row is searched first in the table's own file, then in all other files in `results/`.
+        row is searched first in the table's own file, then in all other files in `results/`. Of several rows with
+        seconds, one of the machine that timed most of the lines is taken.
     `specbench suite`: each run in MODEL/PROMPTS/seedN/LINE-HASH of the suite's folder, with its row. Runs of quality
         are decoded in batches, with one vanilla AR for each (model, prompts, seed), with which all are compared. Runs
         of seconds, in `seconds/`, decode one image at a time, alternating with vanilla AR, and are not scored.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
@@ -31,10 +33,12 @@ from specbench.config.run_config import RunConfig as RunConfig  # of a field, fo
 from specbench.errors import RunError, UsageError
 from specbench.harness.planned import EMITTED, SECONDS, Plan, PlannedRun, digest
 from specbench.harness.planned import R as R  # of a field, for the documentation
+from specbench.rows import provenance
 from specbench.rows.columns import TIMED_COLUMNS, Cells, Row
 from specbench.rows.csv_files import append_row, as_cells, has_runs, read_rows
 from specbench.rows.remark import as_json, remark, remarks_of
 from specbench.rows.selection import pooled, spread_of
+from specbench.rows.shown import machine
 from specbench.storage.files import bounded_name, sha256, state, write_atomically
 from specbench.tables import catalog, literature
 from specbench.tables.definitions import (
@@ -54,17 +58,24 @@ from specbench.tables.definitions import (
 #: The command that makes the rows, unless it is `specbench run` -> their files.
 ROW_FILES = {"bench": ROWS, "probe": PROBES}
 FILE, SUITE_ROWS, COMPARED = "suite.yaml", "suite.csv", "compared.csv"  # in a suite's folder; the first defines it
+_OF_SECONDS = "seconds: "  # in a printed row, the prefix of the columns of its further runs that measure seconds
 _PARTS_OF_METHODS = ("method", "variant", "drafter_weights", *parameters.PARTS)
 
 
 @dataclass(frozen=True)
 class TableRun(PlannedRun):
     """The run of a line. reference: the folder of the suite's vanilla AR with which it is compared, None for vanilla
-    itself and for a run with its own baseline. seconds: whether it belongs to the further runs that measure seconds."""
+    itself and for a run with its own baseline. seconds: whether it belongs to the further runs that measure seconds.
+    scored: the configuration hash of such a run if it is also scored, which does not change its seconds."""
 
     cell: Cell = field(default_factory=Cell)
     reference: Path | None = None
     seconds: bool = False
+    scored: str = ""
+
+    @property
+    def hashes(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.config_hash, self.scored)))
 
     @property
     def name(self) -> str:
@@ -257,8 +268,9 @@ class TablePlan(Plan[TableRun]):
 
 
 def pooled_row(runs: Sequence[TableRun], in_batches: bool) -> Cells | None:
-    """The row of a printed line. Seconds come from the further runs that measure them, if there are any. in_batches:
-    leaves out the remark of every run of a suite that it decoded in batches, which does not apply to these."""
+    """The row of a printed line. Seconds come from the further runs that measure them, if there are any; `timed_row`
+    has the machine of these. in_batches: leaves out the remark of every run of a suite that it decoded in batches,
+    which does not apply to these."""
     quality = [run.row for run in runs if run.row is not None and not run.seconds]
     seconds = [run.row for run in runs if run.row is not None and run.seconds]
     if not quality:
@@ -269,12 +281,19 @@ def pooled_row(runs: Sequence[TableRun], in_batches: bool) -> Cells | None:
         # A spread of fewer seeds than `seeds` would be misread.
         spreads = map(spread_of, TIMED_COLUMNS if len(seconds) == len(quality) else ())
         row |= {name: timed.get(name) for name in (*TIMED_COLUMNS, *spreads)}
+        row |= {f"{_OF_SECONDS}{name}": value for name, value in timed.items() if name not in TIMED_COLUMNS}
     if in_batches:
         remarks = [r for r in remarks_of(row) if r.code != "batches"]
         if seconds and len(seconds) != len(quality):
             remarks.append(remark("timed_runs", runs=len(seconds)))
         row["remarks"] = as_json(remarks)
     return as_cells(row)
+
+
+def timed_row(row: Cells) -> Cells:
+    """A printed row with the machine, commit, time, prompts and remarks of the runs that measured its seconds."""
+    own = {name.removeprefix(_OF_SECONDS): text for name, text in row.items() if name.startswith(_OF_SECONDS)}
+    return {**row, **own} if own else row
 
 
 def compared_row(test: TableTest, rows: Mapping[str, Cells | None], comparisons: Sequence[Cells]) -> Cells | None:
@@ -319,7 +338,7 @@ def plan(
     table = replace(table, tests=()) if len(seeds) > 1 else table
     home = runs / "tables" / _with_lines(table) / model
     rows = _rows(table, results)
-    todo = _plan(table.on(model, n, tuple(seeds), changes), home, {}, lambda run: rows(run.config_hash))
+    todo = _plan(table.on(model, n, tuple(seeds), changes), home, {}, lambda run: rows(run.hashes))
     given = {name: value for name, value in of_world(model, changes or {}).items() if name != "timed"}
     for name, value in given.items():
         if todo.runs and all(named(run.overrides).get(name) != value for run in todo.runs):
@@ -332,11 +351,14 @@ def plan(
 def plan_suite(suite: Suite, out: Path) -> TablePlan:
     """The runs of a suite, and the rows of the finished ones in the folder `out`. Loads no model, writes nothing.
 
-    UsageError, with its name, for a line that has no run.
+    UsageError, with its name, for a line that cannot be composed, and if no line has a run.
     """
     # More prompts, other metrics and another baseline reuse the images of a folder.
     free = {"n": 1, "metrics": [], "reference": None, "baseline": False}
-    return _plan(suite, out, free, lambda run: _own_rows(run.folder / "row.csv"))
+    todo = _plan(suite, out, free, lambda run: _own_rows(run.folder / "row.csv"))
+    if not todo.runs:
+        raise UsageError(f"no line of {suite.table.id} has a run ({'; '.join(todo.left_out[:3])})")
+    return todo
 
 
 def _plan(suite: Suite, home: Path, free: Parameters, rows: Callable[[TableRun], Sequence[Cells]]) -> TablePlan:
@@ -354,8 +376,21 @@ def _plan(suite: Suite, home: Path, free: Parameters, rows: Callable[[TableRun],
     taken = {name for run in runs for name in named(run.overrides)}
     if runs and (unknown := sorted(suite.shared.keys() & parameters.method_parameters() - taken)):
         raise UsageError(f"no line of {suite.table.id} has the parameter {unknown[0]}: leave it out")
-    found = tuple(run.with_newest(rows(run)) for run in runs)
+    candidates = {run.folder: rows(run) for run in runs}
+    found = _of_one_machine([run.with_newest(candidates[run.folder]) for run in runs], candidates)
     return TablePlan(suite.table.id, home, found, suite=suite, left_out=tuple(dict.fromkeys(left_out)))
+
+
+def _of_one_machine(runs: Sequence[TableRun], candidates: Mapping[Path, Sequence[Cells]]) -> tuple[TableRun, ...]:
+    """The runs. Timed ones have their newest row of the machine that timed most of them, if they have one of it; in a
+    tie, the machine of most of the newest rows counts."""
+    timed = [run for run in runs if run.row is not None and run.timed and SECONDS in run.needs]
+    newest = Counter(machine(run.row or {}) for run in timed)
+    fitting = [dict.fromkeys(machine(row) for row in candidates[run.folder] if run.fits(row)) for run in timed]
+    known = Counter(itertools.chain.from_iterable(fitting))
+    common = max(known, key=lambda m: (known[m], newest[m]), default=None)
+    there = {r.folder: r.with_newest([c for c in candidates[r.folder] if machine(c) == common]) for r in timed}
+    return tuple(chosen if (chosen := there.get(run.folder, run)).row is not None else run for run in runs)
 
 
 def _of_cell(
@@ -398,12 +433,7 @@ def _of_cell(
 
 def _of_line(line: Line, suite: Suite, cell: Cell, home: Path, free: Parameters, seconds: bool) -> tuple[str, TableRun]:
     """The digest of what the run of a line decodes, and the run."""
-    overrides = suite.overrides(line, cell, seconds)
-    of_methods = suite.shared.keys() & {*parameters.method_parameters(), *parameters.PARTS}
-    shared = of_methods - (line.on(suite.model(cell), suite.table.model) or {}).keys()
-    # left out, like a shared parameter that the method of a line does not have
-    if shared and (useless := shared & configuration.without_effect(overrides)):
-        overrides = as_overrides({name: v for name, v in named(overrides).items() if name not in useless})
+    overrides = _overrides(line, suite, cell, seconds)
     config = configuration.compose(overrides)
     weights = registry.weights_here(config)
     decodes = digest(config.changed(**free), weights)
@@ -421,7 +451,21 @@ def _of_line(line: Line, suite: Suite, cell: Cell, home: Path, free: Parameters,
         cell=cell,
         seconds=seconds,
     )
+    if seconds and not suite.baseline:  # a suite has only its own rows
+        metrics = configuration.compose(_overrides(line, suite, cell, seconds=False)).get("metrics")
+        run = replace(run, scored=provenance.config_hash(config.changed(metrics=metrics)))
     return decodes, run
+
+
+def _overrides(line: Line, suite: Suite, cell: Cell, seconds: bool) -> list[str]:
+    """The arguments of the run of a line, without shared ones that have no effect in it."""
+    overrides = suite.overrides(line, cell, seconds)
+    of_methods = suite.shared.keys() & {*parameters.method_parameters(), *parameters.PARTS}
+    shared = of_methods - (line.on(suite.model(cell), suite.table.model) or {}).keys()
+    useless = shared & configuration.without_effect(overrides) if shared else set()
+    return (
+        as_overrides({name: v for name, v in named(overrides).items() if name not in useless}) if useless else overrides
+    )
 
 
 def _vanilla(suite: Suite, line: Line, cell: Cell) -> Line:
@@ -453,8 +497,8 @@ def _file_name(text: str) -> str:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def _rows(table: Table, results: Path) -> Callable[[str], list[Cells]]:
-    """Hash of a configuration -> candidates for its row; the table's own rows are the last."""
+def _rows(table: Table, results: Path) -> Callable[[Sequence[str]], list[Cells]]:
+    """Hashes of the configuration of a run -> candidates for its row; the table's own rows are the last."""
     own_file = store(table, results)
     if table.rows_of != "run":
         own: Sequence[Cells] = ROW_FILES[table.rows_of].read(own_file)
@@ -463,12 +507,12 @@ def _rows(table: Table, results: Path) -> Callable[[str], list[Cells]]:
         own = _read(own_file, state(own_file), True) if own_file.exists() else ()
         others = [(path, state(path)) for path in sorted(results.glob("*.csv")) if path != own_file]
 
-    def candidates(config_hash: str) -> list[Cells]:
+    def candidates(hashes: Sequence[str]) -> list[Cells]:
         rows: list[Cells] = []
         for path, its_state in others:
-            if config_hash in _words(path, its_state):  # to parse every file takes a second
+            if not _words(path, its_state).isdisjoint(hashes):  # to parse every file takes a second
                 rows += _read(path, its_state, False)
-        return [row for row in (*rows, *own) if row["config_hash"] == config_hash]
+        return [row for row in (*rows, *own) if row["config_hash"] in hashes]
 
     return candidates
 

@@ -46,6 +46,23 @@ def test_damaged_details_are_refused(tmp_path: Path, details: str) -> None:
         read_rows(tmp_path / "row.csv")
 
 
+def test_integers_that_pandas_wrote_as_floats_are_integers(tmp_path: Path) -> None:
+    """`specbench tables` ended with an internal error if one row had no n."""
+    path = tmp_path / "rows.csv"
+    path.write_text("run_id,config_hash,n,seed,steps,timed_pairs\na,c,96.0,9007199254740993,8.0,24.0\nb,c,,,8,\n")
+    first, second = read_rows(path)
+    assert [repr(first[name]) for name in ("n", "seed", "steps", "timed_pairs")] == [
+        "96",
+        "9007199254740993",
+        "8.0",
+        "24",
+    ]
+    assert (second["n"], second["timed_pairs"]) == (None, None)
+    path.write_text("run_id,config_hash,n\na,c,96.5\n")
+    with pytest.raises(UsageError, match=r"line 2: n must be an integer.*96\.5"):
+        read_rows(path)
+
+
 def test_details_of_another_version_are_named(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text('run_id,config_hash,details\na,c,"{""colour"":1}"\n')
     with pytest.raises(UsageError, match="colour"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +15,10 @@ from test_tables import FakeBench
 from specbench.cli import tables as cli
 from specbench.rows.columns import COLUMNS, OF_TIMING, SPEEDUPS, TIMED_COLUMNS
 from specbench.rows.csv_files import append_row
+from specbench.rows.paired import half_interval
+from specbench.rows.remark import as_json, free
 from specbench.rows.shown import MACHINE, shown
-from specbench.tables import layout, literature, table_runs
+from specbench.tables import layout, literature, render, table_runs
 from specbench.tables.catalog import TABLES
 
 TABLE = TABLES["sjd_table4"]
@@ -145,3 +149,73 @@ def test_the_speed_ups_of_cspd_must_be_requested() -> None:
         table = TABLES[name]
         assert "timing=true" in (overrides(table, table.lines[0], "mar_scenes") or [])
     assert "timing=true" not in TABLES["cspd_table3"].protocol
+
+
+def with_seconds(name: str, timed: Mapping[str, str], **cells: str) -> dict[str, str]:
+    """A printed row whose seconds come from a further run."""
+    quality = {"run_id": name, "device_name": "Q", "device": "cpu", "commit": "q", "time": "2026-11-29", "n": "1024"}
+    runs = [SimpleNamespace(seconds=False, row=quality | cells), SimpleNamespace(seconds=True, row=timed)]
+    return dict(table_runs.pooled_row(runs) or {})  # type: ignore[arg-type]
+
+
+def test_seconds_of_further_runs_have_their_own_machine() -> None:
+    """They were printed under the machine, commit and date of the runs of quality, and compared by these machines."""
+    about = {"commit": "t", "time": "2026-11-27", "n": "24", "threads": "1"}
+    remarks = as_json([free("a disturbed machine")])
+    timed = [row("t1", remarks=json.dumps(remarks), **about), row("t2", **about)]
+    rows = {"vanilla": with_seconds("v", vanilla(**about)), "jacobi": with_seconds("a", timed[0], device_name="R")}
+    rows["sjd"] = with_seconds("b", timed[1])
+    assert layout.doubts(TABLE, rows) == {}
+    sheet = layout.build(TABLE, "llamagen_scenes", rows, [], {}, "")
+    facts = dict(sheet.facts)
+    assert (facts["Device"], facts["Commit"], facts["Date"]) == ("Q / R, cpu", "q", "2026-11-29")
+    assert facts["Seconds"] == "A, cpu, threads 1; t; 2026-11-27"
+    assert "Seconds: A, cpu" in render.markdown(sheet)
+    marked = [entry.method for entry in sheet.entries if entry.marks]
+    assert marked == [line.label for line in TABLE.lines if line.key == "jacobi"]
+    assert [text for _, text in sheet.notes if "a disturbed machine" in text]
+    # the other way round: one machine decodes all images, and another one times a line
+    rows["jacobi"] = with_seconds("a", timed[0] | {"device_name": "B"})
+    assert {key for key, _ in layout.doubts(TABLE, rows)} == {"jacobi"}
+    assert not layout.comparable(TABLE, rows)["jacobi"]["latency_s_mean"]  # type: ignore[index]
+    same = with_seconds("v", {**vanilla(), "device_name": "Q", "device": "cpu", "commit": "q", "time": "2026-11-29"})
+    same_facts = dict(layout.facts([{**same, "threads": "1"}]))
+    assert "Seconds" not in same_facts
+
+
+def test_the_interval_of_seconds_is_over_their_own_prompts() -> None:
+    """It had the degrees of freedom of the images of quality."""
+    errors = {"latency_s_stderr": "0.1", "speedup_latency_stderr": "0.1"}
+    made = with_seconds("a", row("t", n="24", timed_pairs="6", **errors), fid="5", fid_stderr="0.1")
+    for key, n in (("latency_s_mean", 24), ("speedup_latency", 6), ("fid", 1024)):
+        assert layout.half_width(made, key) == half_interval(n, 0.1), key
+    assert layout.half_width(row("t", n="24", timed_pairs="48", **errors), "speedup_latency") == half_interval(48, 0.1)
+
+
+def test_the_seconds_of_a_table_are_of_one_machine_if_they_can_be(tmp_path: Path) -> None:
+    """A newer row of another table on another machine was taken for one line. And scored rows of a timed run, whose
+    seconds are the same, were not taken."""
+    table, bench = TABLES["coolsd_table1"], FakeBench()
+    runs = {run.key: run for run in table_runs.plan(table, table.model, None, tmp_path).runs if run.seconds}
+
+    def add(file: str, key: str, device: str, scored: bool = False) -> None:
+        made = {**bench.row(runs[key]), "device_name": device, "run_id": f"{key} {file} {device}"}
+        made |= {"config_hash": runs[key].scored if scored else runs[key].config_hash}
+        append_row(tmp_path / f"{file}.csv", made)
+
+    def chosen() -> dict[str, str | None]:
+        plan = table_runs.plan(table, table.model, None, tmp_path)
+        return {run.key: run.row and run.row["run_id"] for run in plan.runs if run.seconds}
+
+    add("a", "vanilla", "A")
+    add("z", "vanilla", "B")  # the last file
+    assert chosen()["vanilla"] == "vanilla z B"
+    for key in ("eagle1", "lantern_pp"):
+        add("a", key, "A")
+    add("z", "uniform_rsd_1.1", "B")  # the only one of its line
+    first = chosen()
+    assert (first["vanilla"], first["eagle1"]) == ("vanilla a A", "eagle1 a A")
+    assert (first["uniform_rsd_1.1"], first["cool_sd_2"]) == ("uniform_rsd_1.1 z B", None)
+    add(table.id, "vanilla", "A", scored=True)  # the table's own file comes first
+    add(table.id, "cool_sd_2", "A", scored=True)
+    assert (chosen()["vanilla"], chosen()["cool_sd_2"]) == ("vanilla coolsd_table1 A", "cool_sd_2 coolsd_table1 A")

@@ -24,6 +24,7 @@ from specbench.rows import selection
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import as_cells, read_rows
 from specbench.rows.remark import as_json, free
+from specbench.rows.shown import is_biased, unsteady
 from specbench.tables import catalog, figures, filled, layout, table_runs
 from specbench.tables.catalog import Source
 from specbench.tables.definitions import TableFigure, named
@@ -293,6 +294,8 @@ def test_a_suite_ends_with_the_missing_values(call: Call, suite: Path) -> None:
     assert call("suite", "my.yaml", "metrics=clip_b32", "seeds=0", "n=1", "out=there", "--no-run")[0] == 0
 
 
+ONE: dict[str, Any] = {"lines": {"a": {"method": "sjd"}}}
+DRAWN = {**ONE, "columns": ["fid", "speedup_step"]}
 BAD: list[tuple[Mapping[str, Any], str]] = [
     ({}, "is not a suite"),
     ({"lines": []}, "lines must be a mapping"),
@@ -311,6 +314,31 @@ BAD: list[tuple[Mapping[str, Any], str]] = [
         "figure: maps has no 'a' (choose from: ",
     ),
     ({"lines": {"a": {"method": "sjd"}}, "rows_of": "audit"}, "rows_of must be one of run, bench, probe"),
+    ({**ONE, "rows_of": ["run"], "columns": [{"steps": {"better": "lower"}}]}, "rows_of must be one of run"),
+    ({**ONE, "columns": [3]}, "a column is its name"),
+    ({**ONE, "columns": [{"fid": {"std_over": "zz"}}]}, "columns: fid: std_over must be images, tokens"),
+    ({**ONE, "columns": [{"fid": {"decimals": -3}}]}, "columns: fid: decimals must be 0 to 8 (got -3)"),
+    ({**ONE, "columns": [{"fid_backend": {"better": "lower"}}]}, "columns: fid_backend holds no number"),
+    ({**ONE, "remarks": {"a": "b"}}, "remarks, 1 must be text"),
+    ({**ONE, "matched": 3}, "matched must be a mapping"),
+    ({**ONE, "matched": {"y": [], "lines_of": "nope"}}, "matched: lines_of: unknown suite 'nope'"),
+    ({**ONE, "panels": {"p": 3}}, "panels: p must be a mapping"),
+    ({**ONE, "tests": "foo"}, "tests must be a mapping"),
+    ({**ONE, "tests": {"of": {"steps": "S"}, "pairs": [["a", "b"]]}}, "tests: unknown line 'b'"),
+    ({**ONE, "tests": {"of": {"stepz": "S"}, "pairs": [["a", "vanilla"]]}}, "tests: unknown statistic 'stepz'"),
+    ({**ONE, "figure": "foo"}, "figure must be a mapping"),
+    ({**DRAWN, "figure": {"stack": {"keys": ["nosuch"], "label": "s"}}}, "figure: stack: unknown column 'nosuch'"),
+    ({**DRAWN, "figure": {"maps": {"key": "fid", "label": "m"}}}, "figure: key: unknown column of lists 'fid'"),
+    ({**DRAWN, "figure": {"series": {"key": "fid", "x": "n", "y": "m"}}}, "figure: key: unknown column of lists"),
+    ({**DRAWN, "figure": {"x": "fid_backend", "y": "fid"}}, "figure: x: unknown column 'fid_backend'"),
+    ({**DRAWN, "figure": {"x": "window", "y": "image_reward"}}, "figure: y: unknown column 'image_reward'"),
+    ({**ONE, "metrics": "none", "figure": {"x": "window", "y": "fid"}}, "figure: y: unknown column 'fid'"),
+    ({**DRAWN, "figure": {"x": "window", "y": "fid", "baseline": "b"}}, "figure: baseline: unknown line 'b'"),
+    ({**DRAWN, "figure": {"x": "window", "y": "fid", "curves": {"c": ["b"]}}}, "figure: c: unknown line 'b'"),
+    ({**ONE, "with": {"n": 4}}, "write n: at the top"),
+    ({**ONE, "with": {"baseline": True}}, "leave baseline out"),
+    ({**ONE, "with": {"timing": True}}, "write timed: N at the top"),
+    ({"lines": {"a": None}}, "no line of bad has a run"),
     ({"lines": {"a": {"method": "nope"}}}, "line a on llamagen_scenes: unknown method 'nope'"),
     ({"lines": {"a": {"method": "sjd", "seed": 1}}, "seeds": [0]}, "line a has its own seed"),
     ({"lines": {"a": {"method": "sjd"}, "b": {"method": "sjd"}}}, "lines a and b of bad are the same run"),
@@ -326,6 +354,26 @@ def test_a_bad_file_is_a_short_error(call: Call) -> None:
     for text in ("a: [", "- 1", "a: &a [*a]", "\x00", "a: " + "[" * 3000):
         Path("bad.yaml").write_text(text)
         refused(call, "suite", "bad.yaml")
+
+
+def test_vanilla_of_the_suite_can_be_named(tmp_path: Path) -> None:
+    """The suite adds its line."""
+    tests = {"of": {"steps": "Steps"}, "pairs": [["a", "vanilla"]]}
+    content = {**DRAWN, "figure": {"x": "speedup_step", "y": "fid", "baseline": "vanilla"}, "tests": tests}
+    plan = _plan(content, tmp_path)
+    assert {run.key for run in plan.runs} == {"vanilla", "a"}
+    settings = {"baseline": False, "timing": True}  # what its runs do
+    assert _plan({**DRAWN, "timed": 2, "with": settings}, tmp_path).suite.timed == 2
+
+
+def test_a_dry_run_names_the_lines_without_a_run(call: Call) -> None:
+    """It named none, and a suite without any run ended with exit code 0."""
+    Path("my.yaml").write_text(yaml.safe_dump({"lines": {"a": {"method": "sjd"}, "b": None}}))
+    _, out, _ = call("suite", "my.yaml", "--dry-run")
+    [line] = [line for line in out.splitlines() if line.startswith("left out: ")]
+    assert line.startswith("left out: b has no run on llamagen_scenes")
+    Path("my.yaml").write_text(yaml.safe_dump({"lines": {"a": None}}))
+    assert "no line of my has a run (a has no run" in refused(call, "suite", "my.yaml", "--dry-run")
 
 
 def test_no_text_of_a_suite_reaches_the_terminal_as_a_code(call: Call) -> None:
@@ -400,6 +448,16 @@ def test_seconds_have_the_spread_of_as_many_seeds() -> None:
     assert (float(whole["speedup_latency"]), float(whole[spread])) == (3, pytest.approx(2**0.5))
     assert (part["speedup_latency"], part.get(spread)) == ("2", None)
     assert (said(whole), said(part)) == ("mean over 2 runs", "mean over 2 runs; runs in seconds: 1")
+
+
+def test_counts_of_several_seeds_can_be_read() -> None:
+    """A mean of 1024.0 images or 24.0 pairs ended the table with an internal error."""
+    common = {"fid_backend": "scenes-classifier@1", "n": "1024", "images": "1024", "speedup_shift": "0.2"}
+    rows = [{**common, "seed": str(i), "timed_pairs": n, "timing_valid": "false"} for i, n in enumerate(("24", "48"))]
+    row = as_cells(selection.pooled(rows))
+    assert row["images"] == "1024"
+    assert not is_biased(row, "fid")
+    assert unsteady(row)["pairs"] == 36
 
 
 def test_lists_of_several_seeds_are_averaged() -> None:
