@@ -18,13 +18,13 @@ from specbench.engine.kernels.tiles import AttentionTile, Tile, Tiles
 CFG = BlockConfig(32, 2, 2, 48)
 
 
-def _tuned(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FusedKernels, list[int]]:
+def _tuned(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FusedKernels, list[Callable[[], None]]]:
     """Kernels tuned for 1 and 2 nodes of two rows, on a device where the tile that takes most at once is fastest."""
-    runs: list[int] = []
+    runs: list[Callable[[], None]] = []
     kernels = FusedKernels(Tiles.load(path))
 
-    def seconds(run: Callable[[], None], samples: int) -> float:
-        runs.append(samples)
+    def seconds(run: Callable[[], None]) -> float:
+        runs.append(run)
         run()
         table = kernels.layers.tiles
         return -max(t.over for t in table.tuned.values()) - sum(t.keys for t in table.tuned_attention.values())

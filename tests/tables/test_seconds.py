@@ -155,7 +155,7 @@ def with_seconds(name: str, timed: Mapping[str, str], **cells: str) -> dict[str,
     """A printed row whose seconds come from a further run."""
     quality = {"run_id": name, "device_name": "Q", "device": "cpu", "commit": "q", "time": "2026-11-29", "n": "1024"}
     runs = [SimpleNamespace(seconds=False, row=quality | cells), SimpleNamespace(seconds=True, row=timed)]
-    return dict(table_runs.pooled_row(runs) or {})  # type: ignore[arg-type]
+    return dict(table_runs.pooled_row(runs, in_batches=False) or {})  # type: ignore[arg-type]
 
 
 def test_seconds_of_further_runs_have_their_own_machine() -> None:

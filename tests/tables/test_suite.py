@@ -433,7 +433,11 @@ def test_pooled_rows_have_the_spread_between_seeds() -> None:
     pooled = selection.pooled(group)
     assert (pooled["fid"], pooled["fid_stderr"], pooled["steps"]) == (2.0, None, 8)
     assert pooled[selection.spread_of("fid")] == pytest.approx(2**0.5)
-    assert (pooled["seed"], pooled["threads"], said(pooled)) == ("0 / 1", 1, "mean over 2 runs; y")
+    assert (pooled["seed"], pooled["threads"], said(pooled)) == (
+        "0 / 1",
+        1,
+        "mean over 2 runs; x (seed 0); y; z (seed 1)",
+    )
     assert len(selection.groups([rows[0], {**rows[1], "commit": "b"}])) == 2  # never mixed
     assert len(selection.groups([rows[0], {**rows[1], "device_name": "b"}])) == 2
     assert selection.groups([{**rows[0], "time": "1"}, {**rows[0], "time": "2", "fid": 9.0}])[0][0]["fid"] == 9.0
