@@ -33,7 +33,7 @@ _NEARNESS = {"lantern": "k", "lantern_pp": "k", "gsd": "group", "neighbourhood":
 _FEWEST = 8  # codes
 _APART = 8  # mean squared distance of two codes of the built-in models: about half of them are nearer to a code
 
-#: Parts that are not lossless, by their parameter, so that few audits refute them (see `is_exact`).
+#: Parts that are not lossless, by their parameter; they have fewer audits (see `is_exact`).
 _RELAXED = {"coupling": ("threshold",), "drafter": ("vvs", "pjd"), "select": ("longest",)}
 
 #: How a model is sampled in addition to temperature 1, for exact rules: filters change the overlap of the drafter's and

@@ -94,8 +94,8 @@ def show(line: CommandLine) -> int:
     for name in [*columns, *groups, *(name.removeprefix("-") for name in order)]:
         selection.column(name)
     # a condition on a mean is about the mean, not about the seeds that it is of
+    early = [test for test in conditions if not selection.is_pooled(test.name)]
     late = [test for test in conditions if selection.is_pooled(test.name)]
-    early = [test for test in conditions if test not in late]
     rows = [row for row in map(shown, read(line.words, baselines=True)) if all(test(row) for test in early)]
     pooled, notes = selection.grouped(rows, groups, not line["--no-pool"])
     pooled = [row for row in pooled if all(test(row) for test in late)]
@@ -106,14 +106,18 @@ def show(line: CommandLine) -> int:
     say(notes)
     chosen = selection.ordered(pooled, order)[: line["--limit"] or None]
     columns = columns or selection.telling(chosen, groups)
-    if any(row["seeds"] > 1 for row in chosen):
-        say(["± is a standard error in a row of one seed, and the standard deviation between rows in one of several"])
     if line["--format"] in ("json", "csv"):
         cells = [{name: row.get(name) for name in columns} for row in chosen]
         as_json = json.dumps(cells, indent=1, ensure_ascii=False) + "\n"
         print(as_json if line["--format"] == "json" else csv_text(columns, map(as_cells, cells)), end="")
     else:
         print(selection.as_table(chosen, columns, line["--format"] == "md"))
+        if any(row["seeds"] > 1 for row in chosen):
+            say(
+                [
+                    "± is a standard error in a row of one seed, and the standard deviation between rows in one of several"
+                ]
+            )
     return 0
 
 

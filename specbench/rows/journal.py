@@ -122,8 +122,10 @@ class Record:
     draft_tv: float | None = None  # total variation of drafter's and target's next-token distributions, mean of drafts
     first_accept: float | None = None  # probability with which the rule keeps the first candidate, mean of drafts
     draft_top1: float | None = None  # share of drafts whose top-1 next token is the target's top-1
-    draft_top3: float | None = None  # share of the drafts whose distribution has at least 3 tokens of positive
-    draft_top3_steps: int | None = None  # probability, with the target's top-1 in their top-3; and how many these are
+    # Of the drafts whose distribution has at least 3 tokens of positive probability: the share with the target's top-1
+    # in their top-3, and their number.
+    draft_top3: float | None = None
+    draft_top3_steps: int | None = None
     # The distance between the distributions that its tokens were emitted from and the target's (see
     # `decoding.emitted`), means over tokens: total variation; KL divergence in nats, None if it is infinite; mass where
     # the target has none; the divergence the other way round, KL(target || emitted), and the target's mass on tokens
