@@ -113,11 +113,7 @@ def show(line: CommandLine) -> int:
     else:
         print(selection.as_table(chosen, columns, line["--format"] == "md"))
         if any(row["seeds"] > 1 for row in chosen):
-            say(
-                [
-                    "± is a standard error in a row of one seed, and the standard deviation between rows in one of several"
-                ]
-            )
+            say(["± is a standard error in a row of one seed, the standard deviation between rows in one of several"])
     return 0
 
 
